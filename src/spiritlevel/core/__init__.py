@@ -1,0 +1,1 @@
+"""Foundations: tensors, factor views, blocks, results. Nothing here knows a model."""

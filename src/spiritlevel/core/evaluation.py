@@ -1,0 +1,77 @@
+"""Running a user's model at other weights, without leaving a trace in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from spiritlevel.core.batches import model_inputs
+from spiritlevel.core.tensors import natural_dtype
+from spiritlevel.errors import ModelError, SpiritlevelError
+
+__all__ = ["evaluating", "explained", "forward", "measurable", "widen"]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without a trace: every module's own flag is put back, whatever happens.
+
+    torch's fused inference path of transformer layers is off, so that values are the same with and without gradients.
+    """
+    flags = [(m, m.training) for m in model.modules()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        for m, _ in flags:
+            m.training = False
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for m, flag in flags:
+            m.training = flag
+
+
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Errors of the user's code come out as one of ours, with theirs as the cause."""
+    try:
+        yield
+    except SpiritlevelError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError) as error:
+        short = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"expected {where} to work on the data, but it raised {type(error).__name__}: {short}. Check that the "
+            "batches are (inputs, targets) or dicts of the model's arguments, with labels in range"
+        ) from error
+
+
+def widen(t: Tensor) -> Tensor:
+    """Half precision to float32; everything else as it is."""
+    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+
+
+def measurable(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters that can move, detached, in float32 or better; a tied one once."""
+    found = {n: widen(p.detach()) for n, p in model.named_parameters() if p.is_floating_point() and p.numel()}
+    if any(w.is_meta for w in found.values()):
+        raise ModelError("expected a model with weights, got parameters on the meta device: load the weights first")
+    return found
+
+
+def forward(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
+    """What the model returns for a batch at the given weights; the other parameters are as they are.
+
+    Buffers go in as copies, so that a forward pass that changes them changes nothing of the user's. Half-precision
+    parameters and buffers go in as float32.
+    """
+    given = {n: widen(b.detach().clone()) for n, b in model.named_buffers()}
+    given |= {n: widen(p.detach()) for n, p in model.named_parameters() if n not in weights}
+    args, kwargs = model_inputs(batch, natural_dtype(weights.values()))
+    with evaluating(model), explained("the model's forward pass"):
+        return functional_call(model, {**given, **weights}, args, kwargs, tie_weights=True)

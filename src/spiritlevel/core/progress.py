@@ -1,0 +1,54 @@
+"""A progress bar that stays away from short work and from anything that is not a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+__all__ = ["Advance", "progress"]
+
+_DELAY = 2.0  # seconds before anything is drawn
+
+
+class Advance(Protocol):
+    """Called after each step, with a few words on how it went."""
+
+    def __call__(self, note: str = "") -> None:
+        """One step is done."""
+
+
+@contextmanager
+def progress(what: str, steps: int | None, show: bool | None = None) -> Iterator[Advance]:
+    """Show how far ``what`` has come, from the third second on.
+
+    Args:
+        what: the words before the bar.
+        steps: how many calls of the yielded function make the whole, or None where nobody knows.
+        show: True or False to force; by default only where standard error is a terminal.
+    """
+    if not (sys.stderr.isatty() if show is None else show):
+        yield lambda note="": None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=steps, note="")
+    began, drawn = time.monotonic(), False
+
+    def advance(note: str = "") -> None:
+        nonlocal drawn
+        bar.update(task, advance=1, note=note)
+        if not drawn and time.monotonic() - began > _DELAY:
+            bar.start()
+            drawn = True
+
+    try:
+        yield advance
+    finally:
+        if drawn:
+            bar.stop()

@@ -1,0 +1,61 @@
+"""Inner products that do not lose digits, and small helpers on dictionaries of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+__all__ = ["adjoint", "all_finite", "dot", "natural_dtype", "norm", "same_device"]
+
+_CHUNK = 1 << 20  # elements widened at a time: 8 MiB of float64, so that a dot never copies a whole model
+
+
+def dot(x: Tensor, y: Tensor) -> float:
+    """The real inner product of two equally shaped real tensors, accumulated in float64.
+
+    A float32 dot of two vectors of 2.7 million entries is off by 5e-4; this one is not.
+
+    >>> dot(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    11.0
+    """
+    x, y = x.detach().reshape(-1), y.detach().reshape(-1)
+    if x.dtype == torch.float64:
+        return float(x @ y)
+    parts = zip(x.split(_CHUNK), y.split(_CHUNK), strict=True)
+    return float(sum((a.double() @ b.double() for a, b in parts), torch.zeros((), dtype=torch.float64, device=x.device)))
+
+
+def norm(x: Tensor) -> float:
+    """The Euclidean norm, accumulated in float64.
+
+    >>> norm(torch.tensor([3.0, 4.0]))
+    5.0
+    """
+    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float64))
+
+
+def adjoint(x: Tensor) -> Tensor:
+    """The conjugate transpose of the last two axes (the transpose of a real matrix)."""
+    return x.mH
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no entry of any tensor is NaN or infinite."""
+    return all(bool(torch.isfinite(t).all()) for t in tensors)
+
+
+def natural_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
+    """The precision a set of weights is measured in: float32 or better, never half.
+
+    >>> natural_dtype([torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1)])
+    torch.float32
+    """
+    wide = any(t.dtype in (torch.float64, torch.complex128) for t in tensors)
+    return torch.float64 if wide else torch.float32
+
+
+def same_device(tensors: Mapping[str, Tensor]) -> torch.device:
+    """The device of the first tensor (where coordinates live)."""
+    return next(iter(tensors.values())).device

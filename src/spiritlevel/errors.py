@@ -1,0 +1,73 @@
+"""Every error this package raises on purpose.
+
+::
+
+    SpiritlevelError
+    ├── ArgumentError            a setting is out of its range (also a ValueError)
+    ├── DataError                batches, labels or a data file cannot be used (also a ValueError)
+    ├── ModelError               the model or its weights cannot be measured
+    │   └── CheckpointError      a checkpoint cannot be read, or is refused
+    ├── LossError                the loss is not a finite scalar
+    ├── NondeterminismError      two passes over the same data disagree
+    ├── SymmetryError            a claimed symmetry does not hold
+    ├── DerivativeError          the model has no derivative of the order asked for
+    └── MissingDependencyError   an optional package is not installed (also an ImportError)
+
+Each message says what was expected, what came, and what to do. When one is raised, nothing was changed: neither the
+model nor any file.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "CheckpointError",
+    "DataError",
+    "DerivativeError",
+    "LossError",
+    "MissingDependencyError",
+    "ModelError",
+    "NondeterminismError",
+    "SpiritlevelError",
+    "SymmetryError",
+]
+
+
+class SpiritlevelError(Exception):
+    """Base of all errors raised by spiritlevel."""
+
+
+class ArgumentError(SpiritlevelError, ValueError):
+    """A setting is out of its range."""
+
+
+class DataError(SpiritlevelError, ValueError):
+    """Batches, labels or a data file cannot be used."""
+
+
+class ModelError(SpiritlevelError):
+    """The model or its weights cannot be measured."""
+
+
+class CheckpointError(ModelError):
+    """A checkpoint cannot be read, or is refused."""
+
+
+class LossError(SpiritlevelError):
+    """The loss is not a finite scalar."""
+
+
+class NondeterminismError(SpiritlevelError):
+    """Two passes over the same data disagree."""
+
+
+class SymmetryError(SpiritlevelError):
+    """A claimed symmetry does not hold."""
+
+
+class DerivativeError(SpiritlevelError):
+    """The model has no derivative of the order asked for."""
+
+
+class MissingDependencyError(SpiritlevelError, ImportError):
+    """An optional package is not installed."""

@@ -1,0 +1,221 @@
+"""What a geometry is, and the chart it gives at a point.
+
+A chart maps orthonormal coordinates ``z`` of the horizontal space at the weights ``w`` to weights, ``z -> Exp_w(z)``.
+The pulled-back loss ``f(z) = L(Exp_w(z))`` lives on flat space, where ``|z|`` is the Riemannian length, so every
+measure is the ordinary Euclidean one of ``f`` (normal coordinates: the Christoffel term of the Hessian vanishes at 0).
+
+Coordinates are one flat real vector. It may have more entries than the horizontal space has dimensions: `Chart.project`
+is the orthogonal projection onto those that count, and `Chart.weights` applies it, so that ``f`` is constant along the
+rest and its gradient lies in the horizontal space by itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spiritlevel.core.blocks import Pair
+from spiritlevel.core.shapes import Flat
+from spiritlevel.core.tensors import natural_dtype, same_device
+from spiritlevel.errors import ArgumentError, ModelError
+
+__all__ = ["Chart", "Geometry", "Part"]
+
+Weights = Mapping[str, Tensor]
+
+
+class Part(ABC):
+    """The piece of a chart that belongs to some of the parameters.
+
+    Attributes:
+        size: how many coordinates it takes.
+        dimension: how many of them are independent (the horizontal space).
+        names: the parameters it writes.
+    """
+
+    size: int
+    dimension: int
+    names: tuple[str, ...]
+
+    @abstractmethod
+    def write(self, z: Flat, into: dict[str, Tensor]) -> None:
+        """Put the weights at ``z`` into ``into``; differentiable in ``z``."""
+
+    @abstractmethod
+    def coordinates(self, tangent: Weights, into: Tensor) -> None:
+        """Write the coordinates of a tangent vector (in the user's weights) into a slice of a flat vector."""
+
+    @abstractmethod
+    def tangent(self, z: Flat, into: dict[str, Tensor]) -> None:
+        """Put the tangent vector at the user's weights that has coordinates ``z`` into ``into``."""
+
+    def project(self, z: Flat) -> Tensor:
+        """Orthogonal projection onto the horizontal coordinates."""
+        return z
+
+    def pull_back(self, z: Flat, gradient: Weights, into: Tensor) -> None:
+        """Write the gradient with respect to ``z``, given the one with respect to the weights at ``z``.
+
+        The part is evaluated once more under autograd: cheap beside the network, and nothing is kept while it runs.
+        """
+        with torch.enable_grad():
+            point = z.detach().requires_grad_()
+            out: dict[str, Tensor] = {}
+            self.write(point, out)
+            (pulled,) = torch.autograd.grad([out[n] for n in out], point, [gradient[n] for n in out])
+        into.copy_(pulled)
+
+    def scales(self, into: Tensor) -> None:
+        """Write the Euclidean length in weight space of each unit coordinate, where that makes sense (else 1)."""
+        into.fill_(1.0)
+
+    def describe(self, rho: float) -> dict[str, Any]:
+        """Facts the user should see beside a value at radius ``rho``."""
+        del rho
+        return {}
+
+    def stopped(self, z: Flat) -> int:
+        """How many geodesics of this part end before they are as long as ``z`` asks."""
+        del z
+        return 0
+
+
+class Chart:
+    """Orthonormal coordinates at a set of weights.
+
+    Args:
+        weights: the measured parameters, as the user has them.
+        parts: what moves them; every coordinate belongs to one part.
+        dtype: precision of the coordinates.
+    """
+
+    def __init__(self, weights: Weights, parts: Sequence[Part], dtype: torch.dtype) -> None:
+        self.parts = tuple(p for p in parts if p.size)
+        self.size = sum(p.size for p in self.parts)
+        self.dimension = sum(p.dimension for p in self.parts)
+        self.dtype, self.device = dtype, same_device(weights)
+        self._still = {n: w for n, w in weights.items() if not any(n in p.names for p in self.parts)}
+        if self.dimension == 0:
+            raise ModelError("expected weights that can move, got none: all are zero, frozen or outside the geometry")
+
+    def _slices(self, z: Tensor) -> list[Tensor]:
+        return list(z.split([p.size for p in self.parts]))
+
+    def _check(self, z: Tensor) -> None:
+        if z.shape != (self.size,):
+            raise ArgumentError(f"expected {self.size} coordinates in one flat vector, got shape {tuple(z.shape)}")
+
+    def zeros(self) -> Tensor:
+        """The coordinates of the point itself."""
+        return torch.zeros(self.size, dtype=self.dtype, device=self.device)
+
+    def weights(self, z: Flat) -> dict[str, Tensor]:
+        """The weights ``Exp_w(z)``, differentiable in ``z`` as often as wanted.
+
+        At ``z = 0`` they compute the user's function, in the canonical gauge.
+        """
+        self._check(z)
+        out = dict(self._still)
+        for part, piece in zip(self.parts, self._slices(z), strict=True):
+            part.write(piece, out)
+        return out
+
+    def project(self, z: Flat) -> Tensor:
+        """Orthogonal projection of flat coordinates onto the horizontal space."""
+        self._check(z)
+        return torch.cat([p.project(s) for p, s in zip(self.parts, self._slices(z), strict=True)])
+
+    def gaussian(self, generator: torch.Generator) -> Tensor:
+        """A standard Gaussian on the horizontal space.
+
+        Drawn on the generator's device (use a CPU one for numbers that are the same on every device).
+        """
+        z = torch.randn(self.size, generator=generator, dtype=self.dtype, device=generator.device)
+        return self.project(z.to(self.device))
+
+    def coordinates(self, tangent: Weights) -> Tensor:
+        """Coordinates of a tangent vector given at the user's weights; its vertical part is dropped."""
+        z = self.zeros()
+        for part, piece in zip(self.parts, self._slices(z), strict=True):
+            part.coordinates(tangent, piece)
+        return self.project(z)
+
+    def tangent(self, z: Flat) -> dict[str, Tensor]:
+        """The tangent vector at the user's weights with coordinates ``z``: the horizontal lift there."""
+        out = {n: torch.zeros_like(w) for n, w in self._still.items()}
+        for part, piece in zip(self.parts, self._slices(self.project(z)), strict=True):
+            part.tangent(piece, out)
+        return out
+
+    def pull_back(self, z: Flat, gradient: dict[str, Tensor]) -> Tensor:
+        """The gradient of ``f`` at ``z`` from the one with respect to the weights there.
+
+        Costs about as much as `weights` twice. ``gradient`` may be used up.
+        """
+        self._check(z)
+        out = torch.empty(self.size, dtype=self.dtype, device=self.device)
+        for part, piece, slot in zip(self.parts, self._slices(z), self._slices(out), strict=True):
+            part.pull_back(piece, gradient, slot)
+        return out
+
+    def scales(self) -> Tensor:
+        """Euclidean length in weight space of each unit coordinate (1 where coordinates mix weights)."""
+        out = torch.empty(self.size, dtype=self.dtype, device=self.device)
+        for part, slot in zip(self.parts, self._slices(out), strict=True):
+            part.scales(slot)
+        return out
+
+    def describe(self, rho: float) -> dict[str, Any]:
+        """Facts the user should see beside a value at radius ``rho``."""
+        facts: dict[str, Any] = {}
+        for part in self.parts:
+            for key, value in part.describe(rho).items():
+                facts[key] = max(facts[key], value) if key in facts else value
+        return facts
+
+    def stopped(self, z: Flat) -> int:
+        """How many geodesics end before they are as long as ``z`` asks (cross-Gram metric only)."""
+        return sum(p.stopped(s) for p, s in zip(self.parts, self._slices(z), strict=True))
+
+
+class Geometry(ABC):
+    """What a straight line and a unit length are."""
+
+    needs_blocks = False
+    """Whether the chart is built on the symmetries of the model."""
+
+    blocks: Sequence[Pair] | None = None
+    """The symmetries it was given; None where it was given none."""
+
+    def chart(self, weights: Weights, blocks: Sequence[Pair] = ()) -> Chart:
+        """Coordinates at ``weights``.
+
+        Args:
+            weights: the measured parameters by name.
+            blocks: the symmetries to quotient by, where the geometry does that and was not given its own.
+        """
+        if not weights:
+            raise ModelError("expected at least one parameter to measure, got none; unfreeze some or name `parameters`")
+        dtype = natural_dtype(weights.values())
+        return Chart(weights, self._parts(weights, blocks, dtype), dtype)
+
+    @abstractmethod
+    def _parts(self, weights: Weights, blocks: Sequence[Pair], dtype: torch.dtype) -> list[Part]: ...
+
+    def rest(self, weights: Weights, masks: Mapping[str, Tensor], dtype: torch.dtype) -> list[Part]:
+        """The parts for what another geometry left over.
+
+        Args:
+            weights: the parameters that are left, wholly or in part.
+            masks: for those left in part, True where an entry is left.
+            dtype: precision of the coordinates.
+        """
+        raise ArgumentError(f"expected an elementwise geometry for the rest, got {self}")
+
+    def settings(self) -> dict[str, Any]:
+        """What fixes it, as plain data."""
+        return {"geometry": str(self)}

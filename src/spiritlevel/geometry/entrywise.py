@@ -1,0 +1,205 @@
+"""Geometries in which every weight moves by itself: Euclidean, elementwise (adaptive) and diagonal.
+
+Their metric is ``sum x_i^2 / s_i^2`` with a scale ``s_i`` per weight, so ``z_i = x_i / s_i`` is orthonormal and a
+straight line is ``w + s z``:
+
+=============  ==========  ===================================
+geometry       scale       invariant under
+=============  ==========  ===================================
+`Euclidean`    1           rotations only
+`Elementwise`  ``|w|``     rescaling of single weights
+`Diagonal`     ``G^-1/2``  what the given metric is built for
+=============  ==========  ===================================
+
+A weight that is exactly 0 has the elementwise scale 0: it does not move, and nothing is divided by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from spiritlevel.core.blocks import Pair
+from spiritlevel.core.registry import Registry
+from spiritlevel.core.shapes import Flat
+from spiritlevel.errors import ArgumentError, ModelError
+from spiritlevel.geometry.base import Geometry, Part, Weights
+
+__all__ = ["GEOMETRIES", "Diagonal", "Elementwise", "Euclidean"]
+
+GEOMETRIES: Registry[type[Geometry]] = Registry("geometry")
+
+
+class _Entrywise(Part):
+    """Weights that move one by one: ``w + s z``, or ``w exp(sign(w) z)`` for the elementwise geodesic."""
+
+    def __init__(self, weights: Weights, masks: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self._weights, self._masks, self._dtype = dict(weights), dict(masks), dtype
+        self.names = tuple(weights)
+        self._sizes = [w.numel() for w in weights.values()]
+        self.size = sum(self._sizes)
+        self.dimension = sum(int(torch.count_nonzero(self._scale(n))) for n in self.names)
+
+    def _raw_scale(self, name: str) -> Tensor:
+        return torch.ones_like(self._weights[name])
+
+    def _scale(self, name: str) -> Tensor:
+        """How far the weight moves per unit coordinate; 0 where it does not."""
+        scale = self._raw_scale(name)
+        return scale * self._masks[name] if name in self._masks else scale
+
+    def _pieces(self, z: Tensor) -> list[tuple[str, Tensor]]:
+        pieces = zip(self.names, z.split(self._sizes), strict=True)
+        return [(n, piece.view_as(self._weights[n])) for n, piece in pieces]
+
+    def _move(self, name: str, z: Tensor) -> Tensor:
+        w = self._weights[name]
+        return torch.addcmul(w, self._scale(name), z.to(w.dtype))
+
+    def write(self, z: Flat, into: dict[str, Tensor]) -> None:
+        for name, piece in self._pieces(z):
+            into[name] = self._move(name, piece)
+
+    def project(self, z: Flat) -> Tensor:
+        return torch.cat([(piece * (self._scale(n) != 0)).reshape(-1) for n, piece in self._pieces(z)])
+
+    def coordinates(self, tangent: Weights, into: Tensor) -> None:
+        for name, slot in self._pieces(into):
+            scale, x = self._scale(name), tangent[name].to(slot.dtype)
+            slot.copy_(torch.where(scale != 0, x / torch.where(scale != 0, scale, torch.ones_like(scale)), 0))
+
+    def tangent(self, z: Flat, into: dict[str, Tensor]) -> None:
+        for name, piece in self._pieces(z):
+            into[name] = self._scale(name) * piece.to(self._weights[name].dtype)
+
+    def pull_back(self, z: Flat, gradient: Weights, into: Tensor) -> None:
+        for name, slot in self._pieces(into):
+            torch.mul(gradient[name], self._scale(name), out=slot) if slot.dtype == gradient[name].dtype else slot.copy_(
+                gradient[name] * self._scale(name)
+            )
+
+    def scales(self, into: Tensor) -> None:
+        for name, slot in self._pieces(into):
+            slot.copy_(self._scale(name))
+
+
+class _Adaptive(_Entrywise):
+    def _raw_scale(self, name: str) -> Tensor:
+        return self._weights[name].abs()
+
+
+class _Geodesic(_Adaptive):
+    """``w exp(sign(w) z)``: the geodesic of ``x^2 / w^2`` that starts like ``w + |w| z``."""
+
+    def _move(self, name: str, z: Tensor) -> Tensor:
+        w = self._weights[name]
+        z = z * self._masks[name] if name in self._masks else z
+        return w * torch.exp(w.sign() * z.to(w.dtype))
+
+    def pull_back(self, z: Flat, gradient: Weights, into: Tensor) -> None:
+        Part.pull_back(self, z, gradient, into)
+
+
+class _Scaled(_Entrywise):
+    def __init__(
+        self, weights: Weights, masks: Mapping[str, Tensor], dtype: torch.dtype, metric: Mapping[str, Tensor]
+    ) -> None:
+        self._metric = metric
+        super().__init__(weights, masks, dtype)
+
+    def _raw_scale(self, name: str) -> Tensor:
+        w = self._weights[name]
+        return self._metric[name].to(device=w.device, dtype=w.dtype).rsqrt().expand_as(w)
+
+
+class _EntrywiseGeometry(Geometry):
+    def _parts(self, weights: Weights, blocks: Sequence[Pair], dtype: torch.dtype) -> list[Part]:
+        del blocks
+        return self.rest(weights, {}, dtype)
+
+
+@GEOMETRIES.register("euclidean")
+@dataclass(frozen=True)
+class Euclidean(_EntrywiseGeometry):
+    """Straight lines in weight space, ``w + z``: the classical measures.
+
+    Invariant under nothing but rotations of the weights.
+
+    >>> chart = Euclidean().chart({"w": torch.tensor([3.0, 0.0])})
+    >>> chart.weights(torch.tensor([1.0, 1.0]))["w"]
+    tensor([4., 1.])
+    """
+
+    def rest(self, weights: Weights, masks: Mapping[str, Tensor], dtype: torch.dtype) -> list[Part]:
+        return [_Entrywise(weights, masks, dtype)]
+
+
+@GEOMETRIES.register("elementwise")
+@dataclass(frozen=True)
+class Elementwise(_EntrywiseGeometry):
+    """The adaptive metric ``sum x^2 / w^2`` (ASAM; Kwon et al. 2021).
+
+    Invariant under any rescaling of single weights that leaves the function alone, so under all diagonal symmetries;
+    not under rotations or mixing such as GL(h). Weights that are exactly 0 do not move.
+
+    Args:
+        curve: ``straight`` is ``w + |w| z``, as in the papers; ``geodesic`` is ``w exp(sign(w) z)``, which never lets a
+            weight cross zero.
+
+    >>> chart = Elementwise().chart({"w": torch.tensor([3.0, 0.0])})
+    >>> chart.weights(torch.tensor([1.0, 1.0]))["w"], chart.dimension
+    (tensor([6., 0.]), 1)
+    """
+
+    curve: Literal["straight", "geodesic"] = "straight"
+
+    def __post_init__(self) -> None:
+        """Check the curve."""
+        if self.curve not in ("straight", "geodesic"):
+            raise ArgumentError(f"expected curve 'straight' or 'geodesic', got {self.curve!r}")
+
+    def rest(self, weights: Weights, masks: Mapping[str, Tensor], dtype: torch.dtype) -> list[Part]:
+        return [(_Adaptive if self.curve == "straight" else _Geodesic)(weights, masks, dtype)]
+
+
+@GEOMETRIES.register("diagonal")
+@dataclass(frozen=True)
+class Diagonal(_EntrywiseGeometry):
+    """Any diagonal metric ``sum g x^2``, moved along straight lines ``w + z / sqrt(g)``.
+
+    Args:
+        metric: one positive tensor per measured parameter, broadcastable to it (Adam's second moment, a Fisher
+            diagonal, one number per layer).
+
+    >>> chart = Diagonal({"w": torch.tensor(4.0)}).chart({"w": torch.tensor([1.0, 0.0])})
+    >>> chart.weights(torch.tensor([1.0, 1.0]))["w"]
+    tensor([1.5000, 0.5000])
+    """
+
+    metric: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        """Check that the metric is positive."""
+        for name, g in self.metric.items():
+            if not bool((g > 0).all()) or not bool(torch.isfinite(g).all()):
+                low = float(g.min()) if g.numel() else math.nan
+                raise ArgumentError(f"expected a positive finite metric for {name!r}, got a smallest entry of {low}")
+
+    def rest(self, weights: Weights, masks: Mapping[str, Tensor], dtype: torch.dtype) -> list[Part]:
+        for name, w in weights.items():
+            if name not in self.metric:
+                raise ModelError(f"expected a metric for every measured parameter, got none for {name!r}")
+            try:
+                self.metric[name].expand_as(w)
+            except RuntimeError as error:
+                shapes = f"{tuple(self.metric[name].shape)} for a parameter of shape {tuple(w.shape)}"
+                raise ModelError(f"expected a metric that broadcasts to {name!r}, got {shapes}") from error
+        return [_Scaled(weights, masks, dtype, self.metric)]
+
+    def __str__(self) -> str:
+        return f"Diagonal({len(self.metric)} tensors)"

@@ -1,0 +1,193 @@
+"""The quotient by a model's symmetry blocks, times an elementwise geometry for the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from spiritlevel.core.blocks import Pair
+from spiritlevel.core.shapes import Flat
+from spiritlevel.errors import ArgumentError, ModelError
+from spiritlevel.geometry.base import Geometry, Part, Weights
+from spiritlevel.geometry.cross_geodesic import TOLERANCES, cross_geodesic
+from spiritlevel.geometry.entrywise import GEOMETRIES, Elementwise
+from spiritlevel.geometry.gauge import canonical_gauge
+from spiritlevel.geometry.metrics import METRICS, Curve
+
+__all__ = ["Quotient"]
+
+
+class _Pairs(Part):
+    """All pairs of one shape, as one batch of heads."""
+
+    def __init__(self, weights: Weights, blocks: Sequence[Pair], metric: str, curve: Curve, dtype: torch.dtype) -> None:
+        self._blocks, self._metric, self._name, self._curve = tuple(blocks), METRICS[metric], metric, curve
+        self._heads = [b.heads for b in blocks]
+        self._shapes = {n: (weights[n].shape, weights[n].dtype) for b in blocks for n in b.parameters}
+        self.names = tuple(self._shapes)
+        left, right = zip(*(b.read(weights) for b in blocks), strict=True)
+        self.gauge = canonical_gauge(torch.cat(left), torch.cat(right), dtype)
+        self._left, self._right = self.gauge.left.shape, self.gauge.right.shape
+        reals = 2 if blocks[0].is_complex else 1
+        self._split = [math.prod(self._left) * reals, math.prod(self._right) * reals]
+        self.size = sum(self._split)
+        n, m, r = self._left[1], self._right[1], self.gauge.rank
+        self.dimension = int((r * (n + m) - r * r).sum()) * reals
+
+    def _matrices(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = z.split(self._split)
+        if self.gauge.left.is_complex():
+            return torch.view_as_complex(a.view(*self._left, 2)), torch.view_as_complex(b.view(*self._right, 2))
+        return a.view(self._left), b.view(self._right)
+
+    def _flat(self, a: Tensor, b: Tensor) -> Tensor:
+        if a.is_complex():
+            a, b = torch.view_as_real(a), torch.view_as_real(b)
+        return torch.cat([a.reshape(-1), b.reshape(-1)])
+
+    def _horizontal(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self._metric.project(self.gauge, *self._matrices(z))
+
+    def _spread(self, left: Tensor, right: Tensor, into: dict[str, Tensor]) -> None:
+        """Write the factors of all blocks into their parameters."""
+        for name, (shape, dtype) in self._shapes.items():
+            if name not in into:
+                into[name] = left.new_empty(shape, dtype=dtype)
+        pieces = zip(self._blocks, left.split(self._heads), right.split(self._heads), strict=True)
+        for block, g, h in pieces:
+            block.write(into, g, h)
+
+    def write(self, z: Flat, into: dict[str, Tensor]) -> None:
+        a, b = self._horizontal(z)
+        self._spread(*self._metric.move(self.gauge, a, b, self._curve), into)
+
+    def pull_back(self, z: Flat, gradient: Weights, into: Tensor) -> None:
+        with torch.enable_grad():
+            point = z.detach().requires_grad_()
+            ends = self._metric.move(self.gauge, *self._horizontal(point), self._curve)
+        covectors = [torch.cat([f.read(gradient) for f in side]) for side in self._sides()]
+        covectors = [c.to(e.dtype) for c, e in zip(covectors, ends, strict=True)]
+        (pulled,) = torch.autograd.grad(ends, point, covectors)
+        into.copy_(pulled)
+
+    def _sides(self) -> tuple[list[Any], list[Any]]:
+        return [b.left for b in self._blocks], [b.right for b in self._blocks]
+
+    def project(self, z: Flat) -> Tensor:
+        return self._flat(*self._horizontal(z))
+
+    def coordinates(self, tangent: Weights, into: Tensor) -> None:
+        wide = self.gauge.to_left.dtype
+        x, y = (torch.cat([f.read(tangent) for f in side]).to(wide) for side in self._sides())
+        a, b = self._metric.whiten(self.gauge, x, y)
+        into.copy_(self._flat(a * self.gauge.alive, b * self.gauge.alive))
+
+    def tangent(self, z: Flat, into: dict[str, Tensor]) -> None:
+        wide = self.gauge.to_left.dtype
+        a, b = self._horizontal(z)
+        self._spread(*self._metric.unwhiten(self.gauge, a.to(wide), b.to(wide)), into)
+
+    def describe(self, rho: float) -> dict[str, Any]:
+        dead = int((self.gauge.values == 0).sum())
+        facts: dict[str, Any] = {"null directions": dead} if dead else {}
+        if self._name == "cross_gram":
+            facts["rho / s_min"] = rho / self.gauge.smallest
+        return facts
+
+    def stopped(self, z: Flat) -> int:
+        if self._name != "cross_gram" or self._curve != "exact":
+            return 0
+        with torch.no_grad():
+            return int(cross_geodesic(self.gauge, *self._horizontal(z))[2].sum())
+
+
+@GEOMETRIES.register("quotient")
+@dataclass(frozen=True)
+class Quotient(Geometry):
+    """The horizontal space of GL(h) pairs, with an elementwise geometry for every weight outside them.
+
+    Invariant under the whole group of the blocks: any point of the orbit gives the same chart, because it is built at
+    the canonical point that all of them share (`spiritlevel.geometry.gauge`).
+
+    Args:
+        metric: ``inverse_gram`` (scale-free, complete; the default) or ``cross_gram`` (absolute change of the product;
+            its geodesics can end, see `Status.EDGE`).
+        curve: ``exact`` geodesics (closed form for inverse_gram, integrated to a stated tolerance for cross_gram), the
+            paper's ``second_order`` curve (Eq. 7), or ``first_order`` straight lines.
+        blocks: what to quotient by; None asks the model (`spiritlevel.find_symmetries`).
+        rest: geometry of everything else.
+    """
+
+    metric: Literal["inverse_gram", "cross_gram"] = "inverse_gram"
+    curve: Curve = "exact"
+    blocks: Sequence[Pair] | None = field(default=None, repr=False)
+    rest_geometry: Geometry = field(default_factory=Elementwise)
+
+    needs_blocks = True
+
+    def __init__(
+        self,
+        metric: Literal["inverse_gram", "cross_gram"] = "inverse_gram",
+        curve: Curve = "exact",
+        blocks: Sequence[Pair] | None = None,
+        rest: Geometry | None = None,
+    ) -> None:
+        if metric not in METRICS:
+            raise ArgumentError(f"expected metric out of {', '.join(METRICS)}; got {metric!r}")
+        if curve not in ("exact", "second_order", "first_order"):
+            raise ArgumentError(f"expected curve 'exact', 'second_order' or 'first_order', got {curve!r}")
+        if isinstance(rest, Quotient):
+            raise ArgumentError("expected an elementwise geometry for the rest, got another Quotient")
+        for name, value in (("metric", metric), ("curve", curve), ("blocks", blocks)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "rest_geometry", Elementwise() if rest is None else rest)
+
+    def _parts(self, weights: Weights, blocks: Sequence[Pair], dtype: torch.dtype) -> list[Part]:
+        blocks = list(blocks if self.blocks is None else self.blocks)
+        for block in blocks:
+            missing = [n for n in block.parameters if n not in weights]
+            if missing:
+                raise ModelError(
+                    f"expected all parameters of block {block.name!r} among the measured ones, missing {missing}: "
+                    "measure them too, or leave the block out"
+                )
+        left_over, masks = _uncovered(weights, blocks)
+        rest = {n: weights[n] for n in left_over}
+        parts = self.rest_geometry.rest(rest, masks, dtype) if rest else []
+        groups: dict[tuple[int, int, int, bool], list[Pair]] = {}
+        for block in blocks:
+            key = (block.left.rows, block.right.rows, block.width, block.is_complex)
+            groups.setdefault(key, []).append(block)
+        return parts + [_Pairs(weights, group, self.metric, self.curve, dtype) for group in groups.values()]
+
+    def settings(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {"geometry": str(self)}
+        if self.metric == "cross_gram" and self.curve == "exact":
+            facts["geodesic tolerance"] = f"{TOLERANCES[torch.float64]:g} (float64), {TOLERANCES[torch.float32]:g}"
+        return facts
+
+    def __str__(self) -> str:
+        return f"Quotient(metric={self.metric!r}, curve={self.curve!r}, rest={self.rest_geometry})"
+
+
+def _uncovered(weights: Weights, blocks: Sequence[Pair]) -> tuple[list[str], dict[str, Tensor]]:
+    """Names of parameters with entries outside the blocks, and masks of those entries where only some are."""
+    covered: dict[str, Tensor] = {}
+    for block in blocks:
+        for factor in (block.left, block.right):
+            for piece in factor.pieces:
+                w = weights[piece.parameter]
+                count = covered.setdefault(piece.parameter, torch.zeros(w.shape, dtype=torch.uint8, device=w.device))
+                piece.mark(covered)
+                if int(count.max()) > 1:
+                    raise ModelError(
+                        f"expected blocks that share no weights, but an entry of {piece.parameter!r} is in two, one of "
+                        f"them {block.name!r}: leave one of them out"
+                    )
+    masks = {n: c == 0 for n, c in covered.items() if bool((c == 0).any())}
+    return [n for n in weights if n not in covered or n in masks], masks

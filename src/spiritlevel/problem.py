@@ -1,0 +1,273 @@
+"""A model, a loss and data: the function whose flatness is measured.
+
+`Problem` evaluates the loss at any weights without touching the model; `Objective` is the loss of one batch pulled
+back to the coordinates of a chart, with its gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spiritlevel.core.batches import batch_size, cut, to_device
+from spiritlevel.core.blocks import Pair, Symmetries
+from spiritlevel.core.evaluation import explained, forward, measurable
+from spiritlevel.core.losses import CrossEntropy, TorchLoss
+from spiritlevel.core.tensors import all_finite, natural_dtype, same_device
+from spiritlevel.errors import ArgumentError, DataError, LossError, ModelError, NondeterminismError
+from spiritlevel.geometry import Chart, Geometry
+from spiritlevel.symmetry import check_blocks, find_symmetries
+
+__all__ = ["Objective", "Problem"]
+
+Loss = Callable[[Any, Any], Tensor]
+Weights = Mapping[str, Tensor]
+
+_AGREEMENT = 256.0  # ours: two passes may differ by this many roundings (threads change the order of sums)
+
+
+class Problem:
+    """The loss of a model on data, as a function of its weights.
+
+    The model is never changed: not its weights, gradients, mode, buffers or hooks. It is evaluated in evaluation mode
+    (no dropout, running batch statistics), half-precision weights in float32.
+
+    Args:
+        model: any module. Wrapped or compiled ones too, as long as ``torch.func.functional_call`` takes them.
+        batches: a list or DataLoader of ``(inputs, targets)``, or of dicts with ``labels`` (transformers). It is read
+            anew for each measure and must give the same batches each time (no shuffling, no augmentation).
+        loss: ``(output, batch) -> scalar``, or a torch loss module. By default the loss the model returns for a dict
+            batch, else cross-entropy on its output or its ``.logits``.
+        parameters: names to measure, or a function of a name; by default all that require a gradient.
+        normalize_logits: measure the cross-entropy of centred logits of norm one.
+        micro_batch: at most so many examples in one pass; larger batches are cut and added up exactly.
+        max_batches: stop after so many batches.
+
+    >>> problem = Problem(nn.Linear(2, 2), [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))])
+    >>> sorted(problem.weights)
+    ['bias', 'weight']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Iterable[Any],
+        loss: Loss | nn.Module | None = None,
+        parameters: Iterable[str] | Callable[[str], bool] | None = None,
+        *,
+        normalize_logits: bool = False,
+        micro_batch: int | None = None,
+        max_batches: int | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
+        for name, value in (("micro_batch", micro_batch), ("max_batches", max_batches)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ArgumentError(f"expected {name} to be a whole number from 1 on, got {value!r}")
+        if loss is not None and normalize_logits:
+            raise ArgumentError("expected either loss= or normalize_logits=True: normalise inside your own loss")
+        self.model = model
+        self.micro_batch, self.max_batches = micro_batch, max_batches
+        self.loss: Loss = _as_loss(loss, normalize_logits)
+        self._batches = list(batches) if isinstance(batches, Iterator) else batches
+        self._names = _chosen(model, parameters)
+        self._checked = False
+        self._verified: Sequence[Pair] | None = None
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The measured parameters as they are now, in float32 or better."""
+        named = measurable(self.model)
+        return {n: named[n] for n in self._names}
+
+    @cached_property
+    def symmetries(self) -> Symmetries:
+        """What the geometry quotients by when it is not told."""
+        return find_symmetries(self.model, parameters=self._names)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What fixes the function, as plain data."""
+        loss = self.loss.module if isinstance(self.loss, TorchLoss) else self.loss
+        name = loss if isinstance(loss, CrossEntropy | nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
+        return {
+            "model": type(self.model).__name__,
+            "parameters": sum(w.numel() for w in self.weights.values()),
+            "loss": str(name),
+            "precision": str(natural_dtype(self.weights.values())).removeprefix("torch."),
+        }
+
+    def batches(self) -> Iterator[Any]:
+        """The data, on the model's device."""
+        device, count = same_device(dict(self.model.named_parameters())), 0
+        for batch in self._batches:
+            if self.max_batches is not None and count >= self.max_batches:
+                break
+            count += 1
+            yield to_device(batch, device)
+        if count == 0:
+            raise DataError("expected at least one batch, got an empty loader: is the dataset smaller than drop_last asks?")
+
+    def count(self) -> int | None:
+        """How many batches there are, where the loader knows."""
+        try:
+            count = len(self._batches)  # type: ignore[arg-type]
+        except TypeError:
+            return self.max_batches
+        return count if self.max_batches is None else min(count, self.max_batches)
+
+    def check(self) -> list[float]:
+        """Pass over the data twice at the user's weights and refuse what is not finite or not the same.
+
+        Done once, before the first measurement. Returns the loss of each batch. Costs two forward passes.
+        """
+        weights = self.weights
+        if not all_finite(weights.values()):
+            bad = [n for n, w in weights.items() if not all_finite([w])]
+            raise ModelError(f"expected finite weights, got NaN or infinity in {', '.join(bad[:5])}: is this a diverged run?")
+        if self._checked:
+            return []
+        first, second = ([self.value(weights, b) for b in self.batches()] for _ in range(2))
+        if len(first) != len(second):
+            raise NondeterminismError(f"expected the same batches on each pass, got {len(first)}, then {len(second)}")
+        eps = torch.finfo(natural_dtype(weights.values())).eps
+        for i, (a, b) in enumerate(zip(first, second, strict=True)):
+            if abs(a - b) > _AGREEMENT * eps * max(abs(a), 1.0):
+                raise NondeterminismError(
+                    f"expected the same loss on each pass, but batch {i} gave {a:.9g}, then {b:.9g}: turn off shuffling, "
+                    "augmentation and any randomness in the model's evaluation mode, or pass a list of fixed batches"
+                )
+        self._checked = True
+        return first
+
+    def chart(self, geometry: Geometry) -> Chart:
+        """Coordinates at the model's weights, after the checks that a first measurement makes.
+
+        Symmetries the model is asked for are verified on a few examples; one that does not hold is an error.
+        """
+        self.check()
+        if not geometry.needs_blocks:
+            return geometry.chart(self.weights)
+        blocks = self.symmetries if geometry.blocks is None else geometry.blocks
+        if self._verified is not blocks:
+            check_blocks(self.model, next(self.batches()), blocks)
+            self._verified = blocks
+        return geometry.chart(self.weights, blocks)
+
+    def output(self, weights: Weights, batch: Any) -> Any:
+        """What the model returns for a batch at the given weights."""
+        return forward(self.model, weights, batch)
+
+    def tensor(self, weights: Weights, batch: Any) -> Tensor:
+        """The loss of one batch as a scalar tensor, differentiable in the weights."""
+        output = self.output(weights, batch)
+        with explained("the loss"):
+            value = self.loss(output, batch)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise LossError(f"expected a scalar loss, got {what}: average over the batch")
+        return value.reshape(())
+
+    def value(self, weights: Weights, batch: Any) -> float:
+        """The loss of one batch, without derivatives; always finite."""
+        with torch.no_grad():
+            total = sum(share * float(self.tensor(weights, part)) for part, share in self.parts(batch))
+        return _finite(total)
+
+    def parts(self, batch: Any) -> list[tuple[Any, float]]:
+        """The micro-batches of a batch and the share each has in its mean, by number of loss terms."""
+        size = batch_size(batch)
+        if self.micro_batch is None or size <= self.micro_batch:
+            return [(batch, 1.0)]
+        parts = [cut(batch, i, i + self.micro_batch, size) for i in range(0, size, self.micro_batch)]
+        terms = [self.terms(p) for p in parts]
+        return [(p, t / sum(terms)) for p, t in zip(parts, terms, strict=True) if t]
+
+    def terms(self, batch: Any) -> int:
+        """How many terms the loss of a batch averages over (the loss's own ``terms(batch)``, else its examples)."""
+        count = getattr(self.loss, "terms", None)
+        if count is None:
+            return batch_size(batch)
+        if getattr(self.model, "loss_type", None) == "ForCausalLM" and isinstance(batch, Mapping):
+            batch = {**batch, "labels": batch["labels"][..., 1:]}  # transformers shifts the labels by one
+        return int(count(batch))
+
+
+class Objective:
+    """The loss of one batch in the coordinates of a chart: ``z -> f(z)`` and its gradient.
+
+    Attributes:
+        evaluations: how many gradients were computed.
+    """
+
+    def __init__(self, problem: Problem, chart: Chart, batch: Any) -> None:
+        self.problem, self.chart, self.batch = problem, chart, batch
+        self.evaluations = 0
+        self._parts = problem.parts(batch)
+
+    def __call__(self, z: Tensor) -> tuple[float, Tensor]:
+        """Value and gradient at ``z``. Either may be non-finite: that is for the caller to judge."""
+        self.evaluations += 1
+        with torch.no_grad():
+            weights = {n: w.detach().requires_grad_() for n, w in self.chart.weights(z).items()}
+        names, total = list(weights), 0.0
+        gradient: dict[str, Tensor] | None = None
+        for part, share in self._parts:
+            with torch.enable_grad():
+                loss = self.problem.tensor(weights, part) * share
+            total += float(loss.detach())
+            pulled = torch.autograd.grad(loss, [weights[n] for n in names], materialize_grads=True)
+            del loss
+            if gradient is None:
+                gradient = dict(zip(names, pulled, strict=True))
+            else:
+                for n, g in zip(names, pulled, strict=True):
+                    gradient[n] += g
+        assert gradient is not None
+        del weights, pulled
+        return total, self.chart.pull_back(z, gradient)
+
+    def value(self, z: Tensor) -> float:
+        """``f(z)`` alone, by one forward pass; may be non-finite."""
+        with torch.no_grad():
+            weights = self.chart.weights(z)
+            return float(sum(share * float(self.problem.tensor(weights, part)) for part, share in self._parts))
+
+
+def _as_loss(loss: Loss | nn.Module | None, normalize_logits: bool) -> Loss:
+    if loss is None:
+        return CrossEntropy(normalize_logits)
+    if isinstance(loss, nn.modules.loss._Loss):
+        return TorchLoss(loss)
+    if not callable(loss):
+        raise ArgumentError(f"expected loss to be a function (output, batch) -> scalar, got {type(loss).__name__}")
+    return loss
+
+
+def _chosen(model: nn.Module, parameters: Iterable[str] | Callable[[str], bool] | None) -> tuple[str, ...]:
+    """Names of the parameters to measure."""
+    named = measurable(model)
+    if parameters is None:
+        chosen = [n for n, p in model.named_parameters() if p.requires_grad and n in named]
+    elif callable(parameters):
+        chosen = [n for n in named if parameters(n)]
+    else:
+        wanted: Sequence[str] = [parameters] if isinstance(parameters, str) else list(parameters)
+        unknown = [n for n in wanted if n not in named]
+        if unknown:
+            raise ArgumentError(f"expected names of the model's parameters, got {unknown[:3]}: see model.named_parameters()")
+        chosen = [n for n in named if n in set(wanted)]
+    if not chosen:
+        raise ModelError("expected at least one parameter to measure, got none: unfreeze some, or name them in parameters=")
+    return tuple(chosen)
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise LossError(f"expected a finite loss at the model's own weights, got {value}: check the data and the weights")
+    return value
