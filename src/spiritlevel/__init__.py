@@ -1,1 +1,49 @@
-"""scratch"""
+"""Measure how flat a trained network's loss is, without being fooled by the symmetries of its weights.
+
+>>> import torch, spiritlevel as sl
+>>> model = torch.nn.Linear(3, 2)
+>>> data = [(torch.eye(3), torch.tensor([0, 1, 1]))]
+>>> sharpness = sl.adaptive_sharpness(sl.Problem(model, data), rho=0.5)
+>>> sharpness.value > 0
+True
+"""
+
+from spiritlevel import solvers
+from spiritlevel.core.blocks import Leftover, Pair, Symmetries
+from spiritlevel.core.losses import CrossEntropy
+from spiritlevel.core.results import Curve, Measurement, Status
+from spiritlevel.core.views import Factor, Piece
+from spiritlevel.errors import SpiritlevelError
+from spiritlevel.geometry import Diagonal, Elementwise, Euclidean, Quotient
+from spiritlevel.measures import adaptive_sharpness, average_case, geodesic_sharpness, gradient_norm, worst_case
+from spiritlevel.problem import Problem
+from spiritlevel.symmetry import find_symmetries, move_along_orbit, verify_symmetries
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CrossEntropy",
+    "Curve",
+    "Diagonal",
+    "Elementwise",
+    "Euclidean",
+    "Factor",
+    "Leftover",
+    "Measurement",
+    "Pair",
+    "Piece",
+    "Problem",
+    "Quotient",
+    "SpiritlevelError",
+    "Status",
+    "Symmetries",
+    "adaptive_sharpness",
+    "average_case",
+    "find_symmetries",
+    "geodesic_sharpness",
+    "gradient_norm",
+    "move_along_orbit",
+    "solvers",
+    "verify_symmetries",
+    "worst_case",
+]

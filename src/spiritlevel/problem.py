@@ -199,16 +199,32 @@ class Problem:
 
 
 class Objective:
-    """The loss of one batch in the coordinates of a chart: ``z -> f(z)`` and its gradient.
+    """The loss in the coordinates of a chart: ``z -> f(z)`` and its gradient.
+
+    Args:
+        problem: model, loss and data.
+        chart: from `Problem.chart`.
+        batch: the batch it is the loss of; None for the mean over all batches of the problem, each weighted by its
+            number of loss terms.
 
     Attributes:
         evaluations: how many gradients were computed.
     """
 
-    def __init__(self, problem: Problem, chart: Chart, batch: Any) -> None:
-        self.problem, self.chart, self.batch = problem, chart, batch
+    def __init__(self, problem: Problem, chart: Chart, batch: Any = None) -> None:
+        self.problem, self.chart = problem, chart
         self.evaluations = 0
-        self._parts = problem.parts(batch)
+        self._batch = batch
+        self._terms = 0 if batch is not None else sum(problem.terms(b) for b in problem.batches())
+
+    def _parts(self) -> Iterator[tuple[Any, float]]:
+        """Micro-batches and the share each has in the mean."""
+        if self._batch is not None:
+            yield from self.problem.parts(self._batch)
+            return
+        for batch in self.problem.batches():
+            weight = self.problem.terms(batch) / self._terms
+            yield from ((part, share * weight) for part, share in self.problem.parts(batch))
 
     def __call__(self, z: Tensor) -> tuple[float, Tensor]:
         """Value and gradient at ``z``. Either may be non-finite: that is for the caller to judge."""
@@ -216,27 +232,23 @@ class Objective:
         with torch.no_grad():
             weights = {n: w.detach().requires_grad_() for n, w in self.chart.weights(z).items()}
         names, total = list(weights), 0.0
-        gradient: dict[str, Tensor] | None = None
-        for part, share in self._parts:
+        gradient: dict[str, Tensor] = {}
+        for part, share in self._parts():
             with torch.enable_grad():
                 loss = self.problem.tensor(weights, part) * share
             total += float(loss.detach())
             pulled = torch.autograd.grad(loss, [weights[n] for n in names], materialize_grads=True)
-            del loss
-            if gradient is None:
-                gradient = dict(zip(names, pulled, strict=True))
-            else:
-                for n, g in zip(names, pulled, strict=True):
-                    gradient[n] += g
-        assert gradient is not None
-        del weights, pulled
+            for n, g in zip(names, pulled, strict=True):
+                gradient[n] = gradient[n] + g if n in gradient else g
+            del loss, pulled
+        del weights
         return total, self.chart.pull_back(z, gradient)
 
     def value(self, z: Tensor) -> float:
         """``f(z)`` alone, by one forward pass; may be non-finite."""
         with torch.no_grad():
             weights = self.chart.weights(z)
-            return float(sum(share * float(self.problem.tensor(weights, part)) for part, share in self._parts))
+            return math.fsum(share * float(self.problem.tensor(weights, part)) for part, share in self._parts())
 
 
 def _as_loss(loss: Loss | nn.Module | None, normalize_logits: bool) -> Loss:

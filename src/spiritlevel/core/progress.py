@@ -19,8 +19,8 @@ _DELAY = 2.0  # seconds before anything is drawn
 class Advance(Protocol):
     """Called after each step, with a few words on how it went."""
 
-    def __call__(self, note: str = "") -> None:
-        """One step is done."""
+    def __call__(self, note: str = "", steps: int = 1) -> None:
+        """So many steps are done."""
 
 
 @contextmanager
@@ -33,16 +33,16 @@ def progress(what: str, steps: int | None, show: bool | None = None) -> Iterator
         show: True or False to force; by default only where standard error is a terminal.
     """
     if not (sys.stderr.isatty() if show is None else show):
-        yield lambda note="": None
+        yield lambda note="", steps=1: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True)
     task = bar.add_task(what, total=steps, note="")
     began, drawn = time.monotonic(), False
 
-    def advance(note: str = "") -> None:
+    def advance(note: str = "", steps: int = 1) -> None:
         nonlocal drawn
-        bar.update(task, advance=1, note=note)
+        bar.update(task, advance=steps, note=note)
         if not drawn and time.monotonic() - began > _DELAY:
             bar.start()
             drawn = True

@@ -1,0 +1,45 @@
+"""The Riemannian gradient norm: how steep is it here?"""
+
+from __future__ import annotations
+
+import time
+from statistics import fmean
+
+from spiritlevel.core.progress import progress
+from spiritlevel.core.results import Measurement, Status, standard_error
+from spiritlevel.core.tensors import norm
+from spiritlevel.geometry import Geometry
+from spiritlevel.measures.common import Over, base_settings, centre_of, objectives
+from spiritlevel.problem import Problem
+
+__all__ = ["gradient_norm"]
+
+
+def gradient_norm(
+    problem: Problem, geometry: Geometry, *, over: Over = "batches", show_progress: bool | None = None
+) -> Measurement:
+    """The length ``|grad f(0)|`` of the gradient in the geometry's metric.
+
+    It is the slope of worst-case sharpness at radius 0. Exact; one gradient a batch.
+
+    Args:
+        problem: model, loss and data.
+        geometry: what a unit length is.
+        over: the mean over batches of the norm on each, or the norm of the gradient on all data (``"union"``).
+        show_progress: force the progress bar on or off.
+    """
+    began, chart = time.perf_counter(), problem.chart(geometry)
+    norms = []
+    with progress("gradient norm", problem.count() if over == "batches" else 1, show_progress) as advance:
+        for objective in objectives(problem, chart, over):
+            norms.append(norm(centre_of(objective)[1]))
+            advance()
+    return Measurement(
+        name="gradient norm",
+        value=fmean(norms),
+        per_batch=tuple(norms),
+        standard_error=standard_error(norms),
+        status=Status.CONVERGED,
+        stats={"evaluations": len(norms), "seconds": time.perf_counter() - began},
+        settings=base_settings(problem, geometry, chart, over),
+    )
