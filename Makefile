@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) -c constraints.txt -e '.[all]'
 	@touch $@
 
-demo: setup  ## Run the demonstration
+demo: setup  ## Train a small network and measure it before and after an orbit move
 	@$(BIN)/spiritlevel demo
 
 test: setup  ## Run the fast tests and the doctests

@@ -94,7 +94,9 @@ class Problem:
     def settings(self) -> dict[str, Any]:
         """What fixes the function, as plain data."""
         loss = self.loss.module if isinstance(self.loss, TorchLoss) else self.loss
-        name = loss if isinstance(loss, CrossEntropy | nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
+        name = (
+            loss if isinstance(loss, CrossEntropy | nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
+        )
         return {
             "model": type(self.model).__name__,
             "parameters": sum(w.numel() for w in self.weights.values()),
@@ -111,7 +113,7 @@ class Problem:
             count += 1
             yield to_device(batch, device)
         if count == 0:
-            raise DataError("expected at least one batch, got an empty loader: is the dataset smaller than drop_last asks?")
+            raise DataError("expected at least one batch, got an empty loader: does drop_last drop all?")
 
     def count(self) -> int | None:
         """How many batches there are, where the loader knows."""
@@ -129,7 +131,9 @@ class Problem:
         weights = self.weights
         if not all_finite(weights.values()):
             bad = [n for n, w in weights.items() if not all_finite([w])]
-            raise ModelError(f"expected finite weights, got NaN or infinity in {', '.join(bad[:5])}: is this a diverged run?")
+            raise ModelError(
+                f"expected finite weights, got NaN or infinity in {', '.join(bad[:5])}: is this a diverged run?"
+            )
         if self._checked:
             return []
         first, second = ([self.value(weights, b) for b in self.batches()] for _ in range(2))
@@ -272,14 +276,20 @@ def _chosen(model: nn.Module, parameters: Iterable[str] | Callable[[str], bool] 
         wanted: Sequence[str] = [parameters] if isinstance(parameters, str) else list(parameters)
         unknown = [n for n in wanted if n not in named]
         if unknown:
-            raise ArgumentError(f"expected names of the model's parameters, got {unknown[:3]}: see model.named_parameters()")
+            raise ArgumentError(
+                f"expected names of the model's parameters, got {unknown[:3]}: see model.named_parameters()"
+            )
         chosen = [n for n in named if n in set(wanted)]
     if not chosen:
-        raise ModelError("expected at least one parameter to measure, got none: unfreeze some, or name them in parameters=")
+        raise ModelError(
+            "expected at least one parameter to measure, got none: unfreeze some, or name them in parameters="
+        )
     return tuple(chosen)
 
 
 def _finite(value: float) -> float:
     if not math.isfinite(value):
-        raise LossError(f"expected a finite loss at the model's own weights, got {value}: check the data and the weights")
+        raise LossError(
+            f"expected a finite loss at the model's own weights, got {value}: check the data and the weights"
+        )
     return value

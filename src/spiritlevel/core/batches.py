@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spiritlevel.errors import DataError
 
-__all__ = ["batch_size", "map_tensors", "model_inputs", "to_device", "cut"]
+__all__ = ["batch_size", "cut", "map_tensors", "model_inputs", "tensors_in", "to_device"]
 
 
 def map_tensors(batch: Any, f: Callable[[Tensor], Tensor]) -> Any:
@@ -30,15 +30,21 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return map_tensors(batch, lambda t: t.to(device, non_blocking=True))
 
 
-def _tensors(batch: Any) -> list[Tensor]:
+def tensors_in(batch: Any) -> list[Tensor]:
+    """Every tensor in nested tuples, lists and mappings."""
     found: list[Tensor] = []
-    map_tensors(batch, lambda t: (found.append(t), t)[1])
+
+    def note(t: Tensor) -> Tensor:
+        found.append(t)
+        return t
+
+    map_tensors(batch, note)
     return found
 
 
 def batch_size(batch: Any) -> int:
     """Length of the first axis of the first tensor that has one."""
-    for t in _tensors(batch):
+    for t in tensors_in(batch):
         if t.dim():
             return int(t.shape[0])
     raise DataError(f"expected a batch with at least one tensor, got {type(batch).__name__}")

@@ -33,7 +33,8 @@ class Pair:
         shapes = [(f.heads, f.columns, f.is_complex) for f in (self.left, self.right)]
         if shapes[0] != shapes[1]:
             raise ModelError(
-                f"expected equal heads, columns and field in both factors of {self.name}, got {shapes[0]} and {shapes[1]}"
+                f"expected equal heads, columns and field in both factors of {self.name}, "
+                f"got {shapes[0]} and {shapes[1]}"
             )
 
     @property

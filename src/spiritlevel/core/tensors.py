@@ -24,7 +24,9 @@ def dot(x: Tensor, y: Tensor) -> float:
     if x.dtype == torch.float64:
         return float(x @ y)
     parts = zip(x.split(_CHUNK), y.split(_CHUNK), strict=True)
-    return float(sum((a.double() @ b.double() for a, b in parts), torch.zeros((), dtype=torch.float64, device=x.device)))
+    return float(
+        sum((a.double() @ b.double() for a, b in parts), torch.zeros((), dtype=torch.float64, device=x.device))
+    )
 
 
 def norm(x: Tensor) -> float:

@@ -95,7 +95,7 @@ class _Field:
     @staticmethod
     def _solve(gram: Tensor, right: Tensor) -> Tensor:
         """``right gram^-1`` for a positive matrix that is the identity at the start."""
-        solution, _ = torch.linalg.solve_ex(gram, right, left=False)
+        solution: Tensor = torch.linalg.solve_ex(gram, right, left=False)[0]
         return solution
 
 

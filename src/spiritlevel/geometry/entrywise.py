@@ -79,9 +79,9 @@ class _Entrywise(Part):
 
     def pull_back(self, z: Flat, gradient: Weights, into: Tensor) -> None:
         for name, slot in self._pieces(into):
-            torch.mul(gradient[name], self._scale(name), out=slot) if slot.dtype == gradient[name].dtype else slot.copy_(
-                gradient[name] * self._scale(name)
-            )
+            torch.mul(gradient[name], self._scale(name), out=slot) if slot.dtype == gradient[
+                name
+            ].dtype else slot.copy_(gradient[name] * self._scale(name))
 
     def scales(self, into: Tensor) -> None:
         for name, slot in self._pieces(into):

@@ -78,7 +78,7 @@ class InverseGram(PairMetric):
 
     @staticmethod
     def move(gauge: Gauge, a: Matrices, b: Matrices, curve: Curve) -> tuple[Tensor, Tensor]:
-        step = {"exact": _exact, "second_order": _second_order, "first_order": torch.add}[curve]
+        step = {"exact": _exact, "second_order": _second_order, "first_order": _first_order}[curve]
         return step(gauge.left, a), step(gauge.right, b) * gauge.values.unsqueeze(-2)
 
     @staticmethod
@@ -132,6 +132,11 @@ class CrossGram(PairMetric):
     @staticmethod
     def unwhiten(gauge: Gauge, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return a @ torch.linalg.pinv(adjoint(gauge.to_right)), b @ torch.linalg.pinv(adjoint(gauge.to_left))
+
+
+def _first_order(w: Matrices, x: Matrices) -> Tensor:
+    """The straight line ``W + x``."""
+    return w + x
 
 
 def _second_order(w: Matrices, x: Matrices) -> Tensor:

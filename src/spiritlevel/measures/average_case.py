@@ -55,7 +55,9 @@ def average_case(
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
         raise ArgumentError(f"expected at least 2 samples, got {samples!r}")
     if antithetic and samples % 2:
-        raise ArgumentError(f"expected an even number of samples in antithetic pairs, got {samples}: add one, or antithetic=False")
+        raise ArgumentError(
+            f"expected an even number of samples in antithetic pairs, got {samples}: add one, or antithetic=False"
+        )
     began, chart = time.perf_counter(), problem.chart(geometry)
     means: list[float] = []
     errors: list[float] = []
@@ -75,7 +77,9 @@ def average_case(
             if len(finite) < len(draws):
                 states.append(Status.NONFINITE)
             if not finite:
-                raise LossError(f"expected a finite loss at some of {samples} random points, got none: take rho below {radius:g}")
+                raise LossError(
+                    f"expected a finite loss at some of {samples} random points, got none: take rho below {radius:g}"
+                )
             means.append(fmean(finite))
             errors.append(standard_error(finite) or 0.0)
     return Measurement(

@@ -61,7 +61,7 @@ def adaptive_sharpness(
     return worst_case(
         problem,
         Elementwise(),
-        rho,  # type: ignore[arg-type]  # one call serves both overloads
+        rho,
         solver,
         seed,
         norm=norm,
@@ -119,7 +119,7 @@ def geodesic_sharpness(
     return worst_case(
         problem,
         Quotient(metric, blocks=blocks),
-        rho,  # type: ignore[arg-type]  # one call serves both overloads
+        rho,
         solver,
         seed,
         over=over,

@@ -107,7 +107,9 @@ def worst_case(
     if norm not in _BALLS:
         raise ArgumentError(f"expected norm 'l2' or 'linf', got {norm!r}")
     if norm == "linf" and geometry.needs_blocks:
-        raise ArgumentError("expected norm='l2' for a quotient: the largest coordinate depends on the choice of basis there")
+        raise ArgumentError(
+            "expected norm='l2' for a quotient: the largest coordinate depends on the choice of basis there"
+        )
     if solver is None:
         solver = SphereAscent() if norm == "l2" else AutoPGD()
     began = time.perf_counter()

@@ -103,11 +103,8 @@ class AutoPGD(Solver):
         checkpoints, last, kept = _checkpoints(left), 0, (eta, best_value)
         for k in range(1, left + 1):
             y = ball.project(z + eta * ball.unit(g))
-            if k == 1:
-                new = y
-            else:
-                new = ball.project(z + self.momentum * (y - z) + (1 - self.momentum) * (z - previous))
-            previous, z = z, new
+            pushed = z + self.momentum * (y - z) + (1 - self.momentum) * (z - previous)
+            previous, z = z, y if k == 1 else ball.project(pushed)
             new_value, g = trace(z)
             rising += new_value > value
             value = new_value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -47,6 +47,11 @@ class Solver(ABC):
     steps: int
     """Most gradient evaluations it makes, the one at the centre not counted."""
 
+    @classmethod
+    def limited(cls, steps: int) -> Solver:
+        """The solver with its defaults and at most so many evaluations."""
+        return replace(cls(), steps=steps)  # type: ignore[type-var]  # every solver is a frozen dataclass
+
     @abstractmethod
     def maximise(
         self,
@@ -68,7 +73,6 @@ class Solver(ABC):
             scales: Euclidean length in weight space of each unit coordinate (only for presets that imitate others).
             noise: draws a random direction, for restarts.
         """
-
 
 
 SOLVERS: Registry[type[Solver]] = Registry("solver")

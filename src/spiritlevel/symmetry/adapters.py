@@ -1,8 +1,8 @@
 """One adapter per layout of attention weights: where the factors of each head lie.
 
 An adapter looks at one module and answers with blocks, with a refusal (this looks like attention, but the group is not
-known to act on it), or with nothing. It goes by structure, never by the name of a model. Adapters are tried in the order
-in which they are registered; a user's own goes first.
+known to act on it), or with nothing. It goes by structure, never by the name of a model. Adapters are tried in the
+order in which they are registered, and the first that answers decides.
 
 The pairs of one attention layer, with biases as one more row of their factor:
 
@@ -92,9 +92,10 @@ def separate(name: str, module: nn.Module, parent: nn.Module | None) -> Sequence
     if isinstance(module, nn.MultiheadAttention) or any(r is None for r in roles):
         return None
     q, k, v = (r for r in roles if r is not None)
-    out, outer = _output(name, module, parent)
-    if out is None:
+    found = _output(name, module, parent)
+    if found is None:
         return Refusal("attention without an output projection that could be found")
+    out, outer = found
     layers = {q: getattr(module, q), k: getattr(module, k), v: getattr(module, v), "output": outer}
     wrong = [r for r, x in layers.items() if type(x) is not nn.Linear]
     if wrong:
@@ -123,14 +124,14 @@ def separate(name: str, module: nn.Module, parent: nn.Module | None) -> Sequence
     ]
 
 
-def _output(name: str, module: nn.Module, parent: nn.Module | None) -> tuple[str | None, nn.Linear]:
+def _output(name: str, module: nn.Module, parent: nn.Module | None) -> tuple[str, nn.Linear] | None:
     """The output projection: a child, or (BERT's layout) the ``dense`` of the sibling called ``output``."""
     child = _child(module, _OUTPUT)
     if child is not None:
         return join(name, child), getattr(module, child)
     dense = getattr(getattr(parent, "output", None), "dense", None)
     if dense is None:
-        return None, nn.Linear(0, 0, bias=False)
+        return None
     return join(name.rpartition(".")[0], "output.dense"), dense
 
 
@@ -141,7 +142,9 @@ def _twist(module: nn.Module, known: set[str]) -> Refusal | None:
     if turned is not None:
         return Refusal(f"attention that takes {turned!r}: positions act on queries and keys, so the group is smaller")
     for child, sub in module.named_children():
-        if child not in known and ("rot" in child or "rope" in child or "pos" in child or any(sub.parameters())):
+        if child not in known and (
+            "rot" in child or "rope" in child or "pos" in child or next(sub.parameters(), None) is not None
+        ):
             return Refusal(f"attention with a further part {child!r} that may act on queries or keys")
     own = [n for n, _ in module.named_parameters(recurse=False)]
     return Refusal(f"attention with a further parameter {own[0]!r}") if own else None
@@ -160,14 +163,14 @@ def multihead(name: str, module: nn.Module, parent: nn.Module | None) -> Sequenc
     for i, letter in enumerate("qkv"):
         inner = {"q": module.embed_dim, "k": module.kdim, "v": module.vdim}[letter]
         if module.in_proj_weight is not None:
-            shape = (3, heads, width, inner)
-            pieces = [Piece(join(name, "in_proj_weight"), shape, batch=(0,), rows=(2,), column=1, index=(i,))]
+            fused = join(name, "in_proj_weight")
+            pieces = [Piece(fused, (3, heads, width, inner), batch=(0,), rows=(2,), column=1, index=(i,))]
         else:
-            shape = (heads, width, inner)
-            pieces = [Piece(join(name, f"{letter}_proj_weight"), shape, batch=(0,), rows=(2,), column=1)]
+            own = join(name, f"{letter}_proj_weight")
+            pieces = [Piece(own, (heads, width, inner), batch=(0,), rows=(2,), column=1)]
         if module.in_proj_bias is not None:
-            shape = (3, heads, width)
-            pieces.append(Piece(join(name, "in_proj_bias"), shape, batch=(0,), rows=(), column=1, index=(i,)))
+            bias = join(name, "in_proj_bias")
+            pieces.append(Piece(bias, (3, heads, width), batch=(0,), rows=(), column=1, index=(i,)))
         if letter != "q" and getattr(module, f"bias_{letter}") is not None:
             pieces.append(Piece(join(name, f"bias_{letter}"), (heads, width), batch=(0,), rows=(), column=1))
         factors.append(Factor(tuple(pieces)))

@@ -15,9 +15,7 @@ from spiritlevel.errors import ArgumentError
 __all__ = ["act", "move_along_orbit", "random_element"]
 
 
-def random_element(
-    block: Pair, strength: float, generator: torch.Generator, condition: float | None = None
-) -> Tensor:
+def random_element(block: Pair, strength: float, generator: torch.Generator, condition: float | None = None) -> Tensor:
     """One random group element per head, (heads, h, h), in float64.
 
     Args:
@@ -34,14 +32,16 @@ def random_element(
         return torch.randn(heads, h, h, generator=generator, dtype=dtype)
 
     if condition is None:
-        return torch.matrix_exp(noise() * (strength / math.sqrt(h)))
+        mixed: Tensor = torch.matrix_exp(noise() * (strength / math.sqrt(h)))
+        return mixed
     half = math.log(condition) / 2
     if h == 1:
         sizes = (torch.rand(heads, 1, generator=generator, dtype=torch.float64) * 2 - 1) * half
     else:
         sizes = torch.linspace(-half, half, h, dtype=torch.float64).expand(heads, h)
     left, right = (torch.linalg.qr(noise())[0] for _ in range(2))
-    return (left * sizes.exp().unsqueeze(-2)) @ right
+    element: Tensor = (left * sizes.exp().unsqueeze(-2)) @ right
+    return element
 
 
 def act(block: Pair, weights: Mapping[str, Tensor], element: Tensor) -> tuple[Tensor, Tensor]:

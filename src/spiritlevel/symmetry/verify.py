@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.core.batches import batch_size, cut, map_tensors
+from spiritlevel.core.batches import batch_size, cut, tensors_in
 from spiritlevel.core.blocks import Pair
 from spiritlevel.core.evaluation import forward, measurable
 from spiritlevel.core.tensors import natural_dtype
@@ -74,8 +74,7 @@ def _outputs(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> lis
         output = forward(model, weights, batch)
     if isinstance(output, Mapping):
         output = {k: v for k, v in output.items() if k not in ("past_key_values", "loss")}
-    found: list[Tensor] = []
-    map_tensors(output, lambda t: (found.append(t), t)[1] if t.is_floating_point() else t)
+    found = [t for t in tensors_in(output) if t.is_floating_point()]
     if not found:
         raise ModelError(f"expected tensors in the model's output, got {type(output).__name__}")
     return found

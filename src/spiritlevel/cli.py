@@ -1,0 +1,234 @@
+"""The command line: parse, call one library function, print.
+
+Exit codes: 0 done, 1 the work failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import spiritlevel
+from spiritlevel.core.results import Curve, Measurement
+from spiritlevel.demo import run_demo
+from spiritlevel.errors import ArgumentError, SpiritlevelError
+from spiritlevel.geometry import GEOMETRIES, Elementwise, Euclidean, Geometry, Quotient
+from spiritlevel.measures import MEASURES, Options
+from spiritlevel.problem import Problem
+from spiritlevel.solvers import SOLVERS
+from spiritlevel.study import load_checkpoint, load_data
+from spiritlevel.symmetry import find_symmetries
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="spiritlevel",
+    help="Measure how flat a trained network's loss is, without being fooled by the symmetries of its weights.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_out = Console()
+
+
+_LISTED = ("--rho", "--measure")
+
+
+def _spread(arguments: list[str]) -> list[str]:
+    """Let options take several values in a row: ``--rho 0.05 0.1`` is ``--rho 0.05 --rho 0.1``, commas likewise.
+
+    >>> _spread(["here", "--rho", "0.1", "0.2", "--measure=geodesic,adaptive", "--json"])
+    ['here', '--rho', '0.1', '--rho', '0.2', '--measure', 'geodesic', '--measure', 'adaptive', '--json']
+    """
+    spread: list[str] = []
+    option, fresh = "", False
+    for arg in arguments:
+        name, equals, value = arg.partition("=")
+        if name in _LISTED and equals:
+            option, fresh = name, False
+            spread += [x for part in value.split(",") for x in (name, part)]
+        elif option and (fresh or _belongs(option, arg)) and not arg.startswith("--"):
+            spread += [x for part in arg.split(",") for x in (option, part)]
+            fresh = False
+        else:
+            spread += [option] if fresh else []  # nothing came after it: typer says what is missing
+            option, fresh = (arg, True) if arg in _LISTED else ("", False)
+            spread += [] if fresh else [arg]
+    return [*spread, option] if fresh else spread
+
+
+def _belongs(option: str, arg: str) -> bool:
+    """Whether a further argument is one more value of a list option."""
+    if option == "--measure":
+        return all(part in MEASURES for part in arg.split(","))
+    try:
+        [float(part) for part in arg.split(",")]
+    except ValueError:
+        return False
+    return True
+
+
+class _Metric(StrEnum):
+    inverse_gram = "inverse_gram"
+    cross_gram = "cross_gram"
+
+
+class _Curve(StrEnum):
+    exact = "exact"
+    second_order = "second_order"
+    first_order = "first_order"
+
+
+_Checkpoint = Annotated[
+    Path, typer.Argument(help="A local Hugging Face folder (safetensors), or a file of weights with --builder.")
+]
+_Builder = Annotated[
+    str | None,
+    typer.Option(help="package.module:function that returns the model for a file of weights. Your code runs."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if version:
+        _out.print(f"spiritlevel {spiritlevel.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def measure(
+    checkpoint: _Checkpoint,
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Training data: .npz, .safetensors or .parquet with one array per input and one of labels, or "
+            "package.module:function (your code runs)."
+        ),
+    ],
+    measure: Annotated[
+        list[str],
+        typer.Option(help="One or more of: " + "; ".join(f"{n} ({m.summary})" for n, m in MEASURES.items()) + "."),
+    ] = ["geodesic"],  # noqa: B006  # typer copies it
+    rho: Annotated[
+        list[float] | None,
+        typer.Option(help="One or more radii, as in --rho 0.05 0.1 0.2. Default: the measure's grid."),
+    ] = None,
+    geometry: Annotated[
+        str, typer.Option(help="For worst-case, average-case, gradient-norm: quotient, elementwise or euclidean.")
+    ] = "quotient",
+    metric: Annotated[_Metric, typer.Option(help="Metric of the quotient.")] = _Metric.inverse_gram,
+    curve: Annotated[_Curve, typer.Option(help="Curves of the quotient.")] = _Curve.exact,
+    solver: Annotated[str, typer.Option(help=f"One of {', '.join(SOLVERS)}.")] = "sphere",
+    steps: Annotated[int, typer.Option(min=1, help="Most gradient evaluations per batch and radius.")] = 20,
+    samples: Annotated[int, typer.Option(min=2, help="Random points per batch for averages (even).")] = 20,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per batch: the m of m-sharpness.")] = 128,
+    examples: Annotated[int | None, typer.Option(min=1, help="Use only the first so many examples.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(min=1, help="Most examples in one pass, to save memory.")] = None,
+    normalize_logits: Annotated[bool, typer.Option(help="Centre logits and divide them by their norm.")] = False,
+    seed: Annotated[int, typer.Option(help="Fixes everything random.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    builder: _Builder = None,
+    as_json: _Json = False,
+) -> None:
+    """Measure sharpness of a checkpoint on data."""
+    unknown = [m for m in measure if m not in MEASURES]
+    if unknown:
+        raise ArgumentError(f"expected measures out of {', '.join(MEASURES)}; got {', '.join(unknown)}")
+    quotient = Quotient(metric.value, curve.value)
+    options = Options(
+        rho=tuple(rho or ()),
+        geometry=_geometry(geometry, quotient),
+        quotient=quotient,
+        solver=None if (solver, steps) == ("sphere", 20) else SOLVERS[solver].limited(steps),
+        samples=samples,
+        seed=seed,
+    )
+    model = load_checkpoint(checkpoint, builder).to(_device(device))
+    batches = load_data(data, batch_size, examples)
+    problem = Problem(model, batches, normalize_logits=normalize_logits, micro_batch=micro_batch)
+    results = [(name, MEASURES[name].run(problem, options)) for name in measure]
+    if as_json:
+        _print_json(
+            {
+                "spiritlevel": spiritlevel.__version__,
+                "checkpoint": str(checkpoint),
+                "data": data,
+                "measurements": [{"measure": name, **m.to_dict()} for name, found in results for m in found],
+            }
+        )
+        return
+    for _, found in results:
+        _out.print(_shown(found))
+
+
+@app.command()
+def symmetries(checkpoint: _Checkpoint, builder: _Builder = None, as_json: _Json = False) -> None:
+    """Show what is quotiented in a checkpoint, what is not, and why."""
+    found = find_symmetries(load_checkpoint(checkpoint, builder))
+    if as_json:
+        _print_json({"checkpoint": str(checkpoint), **found.to_dict()})
+    else:
+        _out.print(found)
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(help="Fixes training and the orbit move.")] = 0, as_json: _Json = False
+) -> None:
+    """Train a small vision transformer on digits and measure it before and after a random orbit move."""
+    report = run_demo(seed, _out if not as_json else Console(stderr=True))
+    if as_json:
+        _print_json(report)
+
+
+def _geometry(name: str, quotient: Quotient) -> Geometry:
+    known: dict[str, Geometry] = {"quotient": quotient, "elementwise": Elementwise(), "euclidean": Euclidean()}
+    if name not in known:
+        allowed = ", ".join(n for n in GEOMETRIES if n in known)
+        raise ArgumentError(f"expected a geometry out of {allowed}; got {name!r}")
+    return known[name]
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        short = str(error).strip().splitlines()[0]
+        raise ArgumentError(f"expected a device that torch can use here, got {name!r}: {short}") from error
+    return torch.device(name)
+
+
+def _shown(found: list[Measurement]) -> Any:
+    return found[0] if len(found) == 1 else Curve(tuple(found))
+
+
+def _print_json(content: Any) -> None:
+    sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    errors = Console(stderr=True, soft_wrap=True)
+    try:
+        app(_spread(sys.argv[1:] if arguments is None else arguments))
+    except SystemExit as stop:  # typer's own ending: done, help, or wrong usage
+        return stop.code if isinstance(stop.code, int) else 1
+    except KeyboardInterrupt:
+        errors.print("stopped")
+        return 1
+    except ArgumentError as error:
+        errors.print("wrong usage:", str(error), style="red", markup=False, highlight=False)
+        return 2
+    except SpiritlevelError as error:
+        errors.print("failed:", str(error), style="red", markup=False, highlight=False)
+        return 1
+    return 0

@@ -1,0 +1,1 @@
+"""Other people's libraries, imported only when asked for."""

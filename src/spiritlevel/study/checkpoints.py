@@ -1,0 +1,76 @@
+"""A model from a checkpoint on disk."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from spiritlevel.errors import CheckpointError
+from spiritlevel.integrations.transformers import load_pretrained
+from spiritlevel.study.references import load_function
+
+__all__ = ["load_checkpoint"]
+
+
+def load_checkpoint(path: str | Path, builder: str | None = None) -> nn.Module:
+    """The model of a checkpoint, in evaluation mode.
+
+    Args:
+        path: a local Hugging Face folder (``config.json`` and safetensors), or a file of weights: ``.safetensors``,
+            or a pickle (``.pt``, ``.pth``, ``.bin``) that torch's restricted unpickler can read. Other pickles are refused.
+        builder: ``package.module:function`` that returns the model the weights of a file belong to; it is called
+            without arguments, and it is your code that runs.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise CheckpointError(
+                f"expected a Hugging Face folder with config.json, got {path} with "
+                f"{sorted(p.name for p in path.iterdir())[:8]}: name the file of weights and a --builder instead"
+            )
+        return load_pretrained(path)
+    if not path.exists():
+        raise CheckpointError(f"expected a checkpoint folder or file, got nothing at {path}")
+    if builder is None:
+        raise CheckpointError(
+            f"expected a builder package.module:function for a file of weights such as {path.name}, got none"
+        )
+    weights = _read(path)
+    model = load_function(builder)()
+    if not isinstance(model, nn.Module):
+        raise CheckpointError(f"expected {builder} to return a torch.nn.Module, got {type(model).__name__}")
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"expected the weights of {type(model).__name__} in {path}: {error}") from error
+    return model.eval()
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """A state dict, without running anything the file holds."""
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"expected a safetensors file, but {path} cannot be read: {error}") from error
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"expected plain tensors in {path}, but the pickle holds other objects, which could run code: refused. "
+            "Save the state dict with safetensors.torch.save_file"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"expected a file of weights, but {path} cannot be read: {error}") from error
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise CheckpointError(f"expected a state dict (names to tensors) in {path}, got {type(content).__name__}")
+    return content
