@@ -6,11 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
 from torch import Tensor, nn
 
 # Before anything imports spiritlevel: shapes in signatures are checked in tests, and only there.
-_HOOK = install_import_hook(["spiritlevel.geometry", "spiritlevel.solvers"], "beartype.beartype")
+# Not the modules whose constructors refuse bad words themselves: there the user's error is what is tested.
+_HOOK = install_import_hook(
+    [f"spiritlevel.geometry.{m}" for m in ("base", "cross_geodesic", "gauge", "metrics")] + ["spiritlevel.solvers"],
+    "beartype.beartype",
+)
 
 torch.set_num_threads(1)
 
@@ -23,6 +27,15 @@ def _same_start() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_default_dtype(dtype)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """No run-time check of signatures, for tests of our own errors: without it the wrong type is caught before them."""
+    before = config.jaxtyping_disable
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", before)
 
 
 @pytest.fixture

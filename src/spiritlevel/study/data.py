@@ -108,7 +108,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {n: _tensor(n, file[n]) for n in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"expected plain arrays in {path}, but it cannot be read: {error}") from error

@@ -1,0 +1,186 @@
+"""The command line: what a user types, what comes out, and with which exit code."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import spiritlevel as sl
+from spiritlevel.cli import main
+from test_files import save, tiny_vit
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(6, 1, 4, 4, generator=g), torch.tensor([0, 1, 2, 0, 1, 2])
+    np.savez(tmp_path / "data.npz", x=x.numpy(), y=y.numpy())
+    return str(save(tmp_path / "vit")), str(tmp_path / "data.npz")
+
+
+def test_measure_as_json_is_what_the_library_says(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The issue's own command line: several radii in a row."""
+    checkpoint, data = files
+    line = ["measure", checkpoint, "--data", data, "--measure", "geodesic", "--rho", "0.05", "0.1", "0.2", "--json"]
+    assert main(line) == 0
+    out = json.loads(capsys.readouterr().out)
+    with np.load(data) as content:
+        batch = (torch.from_numpy(content["x"]), torch.from_numpy(content["y"]))
+    curve = sl.geodesic_sharpness(sl.Problem(tiny_vit().eval(), [batch]), [0.05, 0.1, 0.2])
+    assert [m["settings"]["rho"] for m in out["measurements"]] == [0.05, 0.1, 0.2]
+    assert [m["value"] for m in out["measurements"]] == pytest.approx(curve.values, rel=1e-5)
+    assert out["spiritlevel"] == sl.__version__
+
+
+def test_several_measures_and_commas(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, data = files
+    line = [
+        "measure",
+        checkpoint,
+        "--data",
+        data,
+        "--measure",
+        "adaptive,gradient-norm",
+        "average-case",
+        "adaptive-linf",
+    ]
+    assert main([*line, "--rho=0.1", "--samples", "2", "--batch-size", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["measurements"]
+    assert [m["measure"] for m in found] == ["adaptive", "gradient-norm", "average-case", "adaptive-linf"]
+    assert all(len(m["per_batch"]) == 2 for m in found)
+
+
+def test_tables(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint, data = files
+    assert main(["measure", checkpoint, "--data", data, "--rho", "0.05", "0.1", "--steps", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "geodesic sharpness" in text
+    assert "0.05" in text
+    assert (
+        main(
+            [
+                "measure",
+                checkpoint,
+                "--data",
+                data,
+                "--measure",
+                "worst-case",
+                "--geometry",
+                "euclidean",
+                "--rho",
+                "0.1",
+            ]
+        )
+        == 0
+    )
+    assert "Euclidean()" in capsys.readouterr().out
+
+
+def test_solver_and_metric_are_passed_on(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Kills: options that are parsed and dropped."""
+    checkpoint, data = files
+    line = [
+        "measure",
+        checkpoint,
+        "--data",
+        data,
+        "--rho",
+        "0.01",
+        "--solver",
+        "autopgd",
+        "--steps",
+        "4",
+        "--seed",
+        "7",
+    ]
+    assert main([*line, "--metric", "cross_gram", "--curve", "second_order", "--normalize-logits", "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["measurements"][0]["settings"]
+    assert "AutoPGD(steps=4" in settings["solver"]
+    assert "cross_gram" in settings["geometry"]
+    assert "second_order" in settings["geometry"]
+    assert "normalize_logits=True" in settings["loss"]
+    assert settings["seed"] == 7
+
+
+def test_symmetries(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["symmetries", files[0]]) == 0
+    assert "GL(4)^2" in capsys.readouterr().out
+    assert main(["symmetries", files[0], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["redundant"] == 64
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"checkpoint": "nowhere"}, 1, "got nothing at nowhere"),
+        ({"data": "nowhere.npz"}, 1, "got nothing at nowhere.npz"),
+        ({"rho": "-1"}, 2, "radius"),
+        ({"rho": "nan"}, 2, "radius"),
+        ({"rho": "abc"}, 2, "--rho"),
+        ({"measure": "beauty"}, 2, "beauty"),
+        ({"geometry": "flat"}, 2, "geometry out of"),
+        ({"solver": "magic"}, 2, "solver out of"),
+        ({"device": "toaster"}, 2, "toaster"),
+        ({"steps": "0"}, 2, "steps"),
+        ({"samples": "3", "measure": "average-case"}, 2, "even number of samples"),
+    ],
+)
+def test_exit_codes(
+    files: tuple[str, str], change: dict[str, str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"checkpoint": files[0], "data": files[1], "rho": "0.1", **change}
+    line = ["measure", options.pop("checkpoint")]
+    for name, value in options.items():
+        line += [f"--{name}", value]
+    assert main(line) == code
+    captured = capsys.readouterr()
+    assert words in " ".join(captured.err.split())
+    assert captured.out == ""
+
+
+def test_help_version_and_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert sl.__version__ in capsys.readouterr().out
+    assert main(["measure", "--help"]) == 0
+    text = capsys.readouterr().out
+    for word in ("--rho", "--data", "--measure", "geodesic", "--json"):
+        assert word in text
+    assert main(["measure"]) == 2
+
+
+def test_labels_the_model_does_not_have(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "wrong.npz", x=np.zeros((2, 1, 4, 4), dtype=np.float32), y=np.array([0, 7]))
+    assert main(["measure", files[0], "--data", str(tmp_path / "wrong.npz"), "--rho", "0.1"]) == 1
+    assert "labels from 0 to 2" in " ".join(capsys.readouterr().err.split())
+
+
+def quick(*args: Any, **kwargs: Any) -> Any:
+    from spiritlevel.demo import small_vit
+
+    torch.manual_seed(0)
+    return small_vit(hidden=8, layers=1, heads=2).eval()
+
+
+def test_demo_tells_its_story(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With an untrained network, to be quick; `make demo` shows the real one."""
+    monkeypatch.setattr("spiritlevel.demo.train", quick)
+    assert main(["demo", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    ratios = {m["name"].partition(" ")[0]: m["ratio"] for m in report["measures"]}
+    assert ratios["geodesic"] == pytest.approx(1, abs=1e-2)
+    assert abs(ratios["adaptive"] - 1) > 0.05
+
+
+@pytest.mark.slow
+def test_demo_trains_a_network_that_reads_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["test_accuracy"] > 0.9
+    ratios = {m["name"].partition(" ")[0]: m["ratio"] for m in report["measures"]}
+    assert ratios["geodesic"] == pytest.approx(1, abs=1e-3)
+    assert ratios["adaptive"] > 2
