@@ -174,7 +174,7 @@ def riemannian_hessian(name: str, shape: Shape, p: Tensor, f: Callable[[Tensor],
     return hessian - torch.einsum("kij,k->ij", christoffel(name, shape, p), gradient)
 
 
-def ball_maximum(f: Callable[[Tensor], Tensor], size: int, rho: float, starts: int = 24, seed: int = 0) -> float:
+def ball_maximum(f: Callable[[Tensor], Tensor], size: int, rho: float, starts: int = 16, seed: int = 0) -> float:
     """The largest value on the ball: batched projected ascent from many points, the best three polished by SLSQP.
 
     Args:
@@ -200,7 +200,7 @@ def ball_maximum(f: Callable[[Tensor], Tensor], size: int, rho: float, starts: i
     z[: starts // 2] = onto(z[: starts // 2] + rho * g[: starts // 2] / g[: starts // 2].norm(dim=-1, keepdim=True))
     value, g = values(z)
     step = torch.full((starts, 1), rho, dtype=torch.float64)
-    for _ in range(40):
+    for _ in range(25):
         trial = onto(z + step * g / g.norm(dim=-1, keepdim=True).clamp_min(1e-300))
         trial_value, trial_g = values(trial)
         up = (trial_value > value).unsqueeze(-1)

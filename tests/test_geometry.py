@@ -191,7 +191,7 @@ def test_oracle_metric_is_invariant_and_action_keeps_the_product(metric: str, ca
         assert change.abs().max() < 1e-12
 
 
-# ------------------------------------------------------------------------------------------------- contract of the chart
+# ------------------------------------------------------------------------------------------------ contract of the chart
 
 
 @metrics
@@ -325,14 +325,16 @@ def radial(is_complex: bool, seed: int, s: float) -> tuple[Case, Chart, Tensor]:
     return case, chart, inward / inward.norm()
 
 
-@pytest.mark.parametrize(("is_complex", "seed"), [(False, 3), (True, 4)])
+# Rounding of the start decides how closely an integrator comes to the drop: at these seeds the first version, which
+# only watched its step size, slipped past and went on behind it.
+@pytest.mark.parametrize(("is_complex", "seed"), [(False, 5), (True, 4)])
 def test_cross_gram_stops_at_the_edge(is_complex: bool, seed: int) -> None:
     # Closed form for h = 1: the radial geodesic is M = s - sqrt(2) |z| and ends at |z| = s / sqrt(2).
     # Kills: stepping over the rank drop, stopping early, a wrong power of s (s = 0.7 is not 1), a dropped sqrt(2).
     s = 0.7
     case, chart, inward = radial(is_complex, seed, s)
     m, edge = case.shape.product(case.points), s / math.sqrt(2)
-    for share in (0.3, 0.9, 0.999):
+    for share in (0.3, 0.99):
         torch.testing.assert_close(case.product(chart, inward * share * edge), m * (1 - share), rtol=0, atol=1e-8)
     assert chart.stopped(inward * 0.99 * edge) == 0
     end = case.product(chart, inward * 1.01 * edge)
@@ -399,7 +401,7 @@ def test_gradient_and_hessian_are_the_same_on_the_orbit(metric: str, case: Case)
 
 @metrics
 def test_second_order_curve_has_the_hessian_of_the_exact_one(metric: str) -> None:
-    # Kills: a wrong Gamma (here away from a stationary point, where it matters), a wrong Hessian through the integrator.
+    # Kills: a wrong Gamma (away from a stationary point, where it matters), a wrong Hessian through the integrator.
     case = CASES["complex h=1 2x3"]
     exact, cheap = (gradient_and_spectrum(case, metric, c) for c in ("exact", "second_order"))
     assert cheap[0] == pytest.approx(exact[0], rel=1e-9)
@@ -433,7 +435,7 @@ def test_float32_weights_keep_single_precision() -> None:
         torch.testing.assert_close(product, weights["g"] @ weights["h"].mT, rtol=0, atol=3e-5)
 
 
-# ----------------------------------------------------------------------------------------------------- rank-deficient heads
+# ------------------------------------------------------------------------------------------------- rank-deficient heads
 
 
 def minimal(shape: Shape, p: Tensor) -> tuple[Shape, Tensor] | None:
@@ -484,7 +486,7 @@ def test_rank_deficient_chart_is_the_one_of_the_minimal_factors(metric: str, kin
 @metrics
 @kinds
 def test_rank_deficient_round_trip_and_finite_derivatives(metric: str, kind: str) -> None:
-    # Kills: NaN from 0 * inf in forward or backward; pinv replaced by inv; tangents that do not move M as the chart does.
+    # Kills: NaN from 0 * inf in forward or backward; inv for pinv; tangents that do not move M as the chart does.
     case = deficient(kind)
     for curve in CURVES:
         chart = case.chart(metric, curve)
@@ -520,7 +522,7 @@ def test_null_directions_are_reported() -> None:
     assert CASES["h=1 3x5"].chart("inverse_gram").describe(0.1) == {}
 
 
-# ---------------------------------------------------------------------------------------------- geometries entry by entry
+# -------------------------------------------------------------------------------------------- geometries entry by entry
 
 
 def registered(name: str, weights: dict[str, Tensor]) -> Geometry:
@@ -562,7 +564,7 @@ def test_no_geometry_touches_the_weights_it_is_given(name: str) -> None:
     before = {n: w.clone() for n, w in weights.items()}
     chart = registered(name, weights).chart(weights)
     z = chart.gaussian(torch.Generator().manual_seed(0))
-    chart.pull_back(z, {n: w.clone() for n, w in chart.weights(z).items()})
+    chart.evaluate(z)[1]({n: w.clone() for n, w in chart.weights(z).items()})
     chart.tangent(z)
     for n, w in weights.items():
         assert torch.equal(w, before[n])
@@ -667,7 +669,7 @@ def test_nothing_to_move_is_an_error() -> None:
         Elementwise().chart({"w": torch.zeros(3)})
 
 
-# ------------------------------------------------------------------------------------------- blocks inside parameters
+# --------------------------------------------------------------------------------------------- blocks inside parameters
 
 
 def fused() -> tuple[dict[str, Tensor], Pair]:

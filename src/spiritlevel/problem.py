@@ -233,8 +233,8 @@ class Objective:
     def __call__(self, z: Tensor) -> tuple[float, Tensor]:
         """Value and gradient at ``z``. Either may be non-finite: that is for the caller to judge."""
         self.evaluations += 1
-        with torch.no_grad():
-            weights = {n: w.detach().requires_grad_() for n, w in self.chart.weights(z).items()}
+        moved, pull_back = self.chart.evaluate(z)
+        weights = {n: w.detach().requires_grad_() for n, w in moved.items()}
         names, total = list(weights), 0.0
         gradient: dict[str, Tensor] = {}
         for part, share in self._parts():
@@ -245,8 +245,8 @@ class Objective:
             for n, g in zip(names, pulled, strict=True):
                 gradient[n] = gradient[n] + g if n in gradient else g
             del loss, pulled
-        del weights
-        return total, self.chart.pull_back(z, gradient)
+        del weights, moved
+        return total, pull_back(gradient)
 
     def value(self, z: Tensor) -> float:
         """``f(z)`` alone, by one forward pass; may be non-finite."""

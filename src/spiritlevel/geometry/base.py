@@ -12,7 +12,7 @@ rest and its gradient lies in the horizontal space by itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,9 +23,11 @@ from spiritlevel.core.shapes import Flat
 from spiritlevel.core.tensors import natural_dtype, same_device
 from spiritlevel.errors import ArgumentError, ModelError
 
-__all__ = ["Chart", "Geometry", "Part"]
+__all__ = ["Chart", "Geometry", "Part", "PullBack", "Weights"]
 
 Weights = Mapping[str, Tensor]
+PullBack = Callable[[Weights, Tensor], None]
+"""Writes the gradient in coordinates, given the one in the weights, into a slice of a flat vector."""
 
 
 class Part(ABC):
@@ -57,17 +59,21 @@ class Part(ABC):
         """Orthogonal projection onto the horizontal coordinates."""
         return z
 
-    def pull_back(self, z: Flat, gradient: Weights, into: Tensor) -> None:
-        """Write the gradient with respect to ``z``, given the one with respect to the weights at ``z``.
+    def evaluate(self, z: Flat, into: dict[str, Tensor]) -> PullBack:
+        """Put the weights at ``z`` into ``into``, without autograd, and return the way back for their gradient.
 
-        The part is evaluated once more under autograd: cheap beside the network, and nothing is kept while it runs.
+        By default the part is written once more under autograd on the way back, so that nothing is kept meanwhile.
         """
-        with torch.enable_grad():
-            point = z.detach().requires_grad_()
-            out: dict[str, Tensor] = {}
-            self.write(point, out)
-            (pulled,) = torch.autograd.grad([out[n] for n in out], point, [gradient[n] for n in out])
-        into.copy_(pulled)
+        self.write(z, into)
+
+        def pull_back(gradient: Weights, slot: Tensor) -> None:
+            with torch.enable_grad():
+                point = z.detach().requires_grad_()
+                out: dict[str, Tensor] = {}
+                self.write(point, out)
+                slot.copy_(torch.autograd.grad([out[n] for n in out], point, [gradient[n] for n in out])[0])
+
+        return pull_back
 
     def scales(self, into: Tensor) -> None:
         """Write the Euclidean length in weight space of each unit coordinate, where that makes sense (else 1)."""
@@ -151,16 +157,23 @@ class Chart:
             part.tangent(piece, out)
         return out
 
-    def pull_back(self, z: Flat, gradient: dict[str, Tensor]) -> Tensor:
-        """The gradient of ``f`` at ``z`` from the one with respect to the weights there.
+    def evaluate(self, z: Flat) -> tuple[dict[str, Tensor], Callable[[Weights], Tensor]]:
+        """The weights at ``z``, cut off from autograd, and the function that takes their gradient to that of ``f``.
 
-        Costs about as much as `weights` twice. ``gradient`` may be used up.
+        First derivatives only, in less time and memory than autograd through `weights` takes.
         """
         self._check(z)
-        out = torch.empty(self.size, dtype=self.dtype, device=self.device)
-        for part, piece, slot in zip(self.parts, self._slices(z), self._slices(out), strict=True):
-            part.pull_back(piece, gradient, slot)
-        return out
+        with torch.no_grad():
+            out = dict(self._still)
+            back = [part.evaluate(piece, out) for part, piece in zip(self.parts, self._slices(z), strict=True)]
+
+        def pull_back(gradient: Weights) -> Tensor:
+            pulled = torch.empty(self.size, dtype=self.dtype, device=self.device)
+            for way, slot in zip(back, self._slices(pulled), strict=True):
+                way(gradient, slot)
+            return pulled
+
+        return out, pull_back
 
     def scales(self) -> Tensor:
         """Euclidean length in weight space of each unit coordinate (1 where coordinates mix weights)."""

@@ -43,25 +43,30 @@ _NODES = (
 _ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 
 
-def cross_geodesic(gauge: Gauge, a: Matrices, b: Matrices) -> tuple[Tensor, Tensor, Tensor]:
-    """The end of the geodesic with whitened horizontal velocity ``(a, b)``, and which heads stopped at the edge.
+def cross_geodesic(
+    gauge: Gauge, alpha: Matrices, beta: Matrices, gram_k: Matrices, gram_l: Matrices
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+    """The end of the geodesic with whitened horizontal velocity ``(U alpha + k, V beta + l)``.
+
+    Args:
+        gauge: the canonical point.
+        alpha: core on the left.
+        beta: core on the right.
+        gram_k: ``k* k``.
+        gram_l: ``l* l``.
 
     Returns:
-        G and H at time 1 (or at the edge), and a boolean per head.
+        ``(p, q)`` and ``(u S, w S)`` at time 1 (or at the edge), and for each head whether it stopped at the edge.
     """
-    alive, h = gauge.alive, gauge.values.shape[-1]
     s = gauge.values.unsqueeze(-2)
     inverse = torch.where(s > 0, 1 / torch.where(s > 0, s, 1), 0)
-    alpha, beta = adjoint(gauge.left) @ a, adjoint(gauge.right) @ b
-    k, m = a - gauge.left @ alpha, b - gauge.right @ beta
-    field = _Field(s, inverse, alive, adjoint(k) @ k, adjoint(m) @ m)
-    one = torch.eye(h, dtype=a.dtype, device=a.device).expand_as(alpha)
-    scaled = one * inverse
-    zero = torch.zeros_like(alpha)
+    field = _Field(s, inverse, gauge.alive, gram_k, gram_l)
+    one = torch.eye(s.shape[-1], dtype=alpha.dtype, device=alpha.device).expand_as(alpha)
+    zero, scaled = torch.zeros_like(alpha), one * inverse
     start = torch.stack([one, zero, one, zero, alpha * inverse, scaled, beta * inverse, scaled], dim=1)
     state, stopped = _integrate(field, start)
     p, q, u, w = state[:, :4].unbind(1)
-    return gauge.left @ p + k @ q, (gauge.right @ u + m @ w) * s, stopped
+    return (p, q), (u * s, w * s), stopped
 
 
 class _Field:

@@ -28,7 +28,7 @@ from spiritlevel.core.blocks import Pair
 from spiritlevel.core.registry import Registry
 from spiritlevel.core.shapes import Flat
 from spiritlevel.errors import ArgumentError, ModelError
-from spiritlevel.geometry.base import Geometry, Part, Weights
+from spiritlevel.geometry.base import Geometry, Part, PullBack, Weights
 
 __all__ = ["GEOMETRIES", "Diagonal", "Elementwise", "Euclidean"]
 
@@ -77,11 +77,14 @@ class _Entrywise(Part):
         for name, piece in self._pieces(z):
             into[name] = self._scale(name) * piece.to(self._weights[name].dtype)
 
-    def pull_back(self, z: Flat, gradient: Weights, into: Tensor) -> None:
-        for name, slot in self._pieces(into):
-            torch.mul(gradient[name], self._scale(name), out=slot) if slot.dtype == gradient[
-                name
-            ].dtype else slot.copy_(gradient[name] * self._scale(name))
+    def evaluate(self, z: Flat, into: dict[str, Tensor]) -> PullBack:
+        self.write(z, into)
+
+        def pull_back(gradient: Weights, slot: Tensor) -> None:
+            for name, piece in self._pieces(slot):
+                torch.mul(gradient[name].to(piece.dtype), self._scale(name), out=piece)
+
+        return pull_back
 
     def scales(self, into: Tensor) -> None:
         for name, slot in self._pieces(into):
@@ -101,8 +104,8 @@ class _Geodesic(_Adaptive):
         z = z * self._masks[name] if name in self._masks else z
         return w * torch.exp(w.sign() * z.to(w.dtype))
 
-    def pull_back(self, z: Flat, gradient: Weights, into: Tensor) -> None:
-        Part.pull_back(self, z, gradient, into)
+    def evaluate(self, z: Flat, into: dict[str, Tensor]) -> PullBack:
+        return Part.evaluate(self, z, into)
 
 
 class _Scaled(_Entrywise):

@@ -35,6 +35,7 @@ class Gauge:
         values: s, descending, exactly 0 where the head has no rank.
         to_left: the h x h matrix with ``G = U to_left``.
         to_right: the h x h matrix with ``H = V to_right``; ``to_left to_right^* = diag(s)``.
+        full: whether no singular value is 0.
     """
 
     left: Matrices
@@ -42,11 +43,16 @@ class Gauge:
     values: Values
     to_left: Matrices
     to_right: Matrices
+    full: bool
 
     @property
     def alive(self) -> Tensor:
         """1.0 for directions with a singular value, 0.0 for those without; (heads, 1, h)."""
         return (self.values > 0).to(self.values.dtype).unsqueeze(-2)
+
+    def living(self, x: Matrices) -> Tensor:
+        """``x`` with the columns of dead directions set to 0."""
+        return x if self.full else x * self.alive
 
     @property
     def smallest(self) -> float:
@@ -84,6 +90,7 @@ def canonical_gauge(left: Matrices, right: Matrices, dtype: torch.dtype) -> Gaug
         values=s.to(dtype),
         to_left=adjoint(u) @ r_g,
         to_right=v_adjoint @ r_h,
+        full=bool((s > 0).all()),
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -32,18 +33,33 @@ __all__ = ["METRICS", "CrossGram", "Curve", "InverseGram", "PairMetric"]
 Curve = Literal["exact", "second_order", "first_order"]
 
 
+@dataclass(frozen=True)
+class _Side:
+    """A horizontal velocity on one factor: ``x = W core + k`` with ``k`` orthogonal to W, known by ``gram = k* k``."""
+
+    core: Matrices
+    gram: Matrices
+
+
+Ends = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""``(P, Q)`` for each factor, h x h: the curve ends at ``W P + k Q``."""
+
+
 class PairMetric(ABC):
-    """A metric on pairs that the group leaves alone, and its curves."""
+    """A metric on pairs that the group leaves alone, and its curves.
+
+    A subclass works on h x h cores alone; the tall matrices are touched here, four products for each factor.
+    """
 
     @staticmethod
     @abstractmethod
-    def project(gauge: Gauge, a: Matrices, b: Matrices) -> tuple[Tensor, Tensor]:
-        """Orthogonal projection of whitened coordinates onto the horizontal space."""
+    def _horizontal(gauge: Gauge, alpha: Matrices, beta: Matrices) -> tuple[Tensor, Tensor]:
+        """The cores of the orthogonal projection onto the horizontal space."""
 
     @staticmethod
     @abstractmethod
-    def move(gauge: Gauge, a: Matrices, b: Matrices, curve: Curve) -> tuple[Tensor, Tensor]:
-        """The factors ``(G, H)`` at the end of the curve with horizontal start ``(a, b)``."""
+    def _ends(gauge: Gauge, a: _Side, b: _Side, curve: Curve) -> Ends:
+        """Where the curve with this horizontal start ends, in terms of W and k."""
 
     @staticmethod
     @abstractmethod
@@ -55,6 +71,36 @@ class PairMetric(ABC):
     def unwhiten(gauge: Gauge, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The tangent vector at the user's point with coordinates ``(a, b)``."""
 
+    @classmethod
+    def project(cls, gauge: Gauge, a: Matrices, b: Matrices) -> tuple[Tensor, Tensor]:
+        """Orthogonal projection of whitened coordinates onto the horizontal space."""
+        a, b = gauge.living(a), gauge.living(b)
+        alpha, beta = adjoint(gauge.left) @ a, adjoint(gauge.right) @ b
+        flat_alpha, flat_beta = cls._horizontal(gauge, alpha, beta)
+        return a + gauge.left @ (flat_alpha - alpha), b + gauge.right @ (flat_beta - beta)
+
+    @classmethod
+    def move(cls, gauge: Gauge, a: Matrices, b: Matrices, curve: Curve) -> tuple[Tensor, Tensor]:
+        """The factors ``(G, H)`` at the end of the curve that starts along the horizontal part of ``(a, b)``."""
+        a, b, alpha, beta, side_a, side_b = cls._sides(gauge, a, b)
+        (p, q), (u, w) = cls._ends(gauge, side_a, side_b, curve)
+        return gauge.left @ (p - alpha @ q) + a @ q, gauge.right @ (u - beta @ w) + b @ w
+
+    @classmethod
+    def stopped(cls, gauge: Gauge, a: Matrices, b: Matrices) -> Tensor:
+        """Which heads' exact geodesics end before they are as long as asked."""
+        del a, b
+        return torch.zeros(gauge.values.shape[0], dtype=torch.bool, device=gauge.values.device)
+
+    @classmethod
+    def _sides(cls, gauge: Gauge, a: Matrices, b: Matrices) -> tuple[Tensor, Tensor, Tensor, Tensor, _Side, _Side]:
+        """Both coordinates without dead columns, their cores, and the horizontal velocities."""
+        a, b = gauge.living(a), gauge.living(b)
+        alpha, beta = adjoint(gauge.left) @ a, adjoint(gauge.right) @ b
+        flat_alpha, flat_beta = cls._horizontal(gauge, alpha, beta)
+        gram_a, gram_b = (adjoint(x) @ x - adjoint(core) @ core for x, core in ((a, alpha), (b, beta)))
+        return a, b, alpha, beta, _Side(flat_alpha, gram_a), _Side(flat_beta, gram_b)
+
 
 METRICS: Registry[type[PairMetric]] = Registry("metric")
 
@@ -64,22 +110,20 @@ class InverseGram(PairMetric):
     """Scale-free and complete: geodesics exist for all lengths, in closed form."""
 
     @staticmethod
-    def project(gauge: Gauge, a: Matrices, b: Matrices) -> tuple[Tensor, Tensor]:
+    def _horizontal(gauge: Gauge, alpha: Matrices, beta: Matrices) -> tuple[Tensor, Tensor]:
         # c_ij = (conj(alpha_ji) s_i + beta_ij s_j) / (s_i^2 + s_j^2); alpha_ji <- s_i conj(c_ij), beta_ij <- s_j c_ij
         s = gauge.values / gauge.values.amax(-1, keepdim=True).clamp_min(torch.finfo(gauge.values.dtype).tiny)
         row, column = s.unsqueeze(-1), s.unsqueeze(-2)
-        alpha, beta = adjoint(gauge.left) @ a, adjoint(gauge.right) @ b
         weight = row**2 + column**2
         inverse = torch.where(weight > 0, 1 / torch.where(weight > 0, weight, 1), 0)
         c = (adjoint(alpha) * row + beta * column) * inverse
-        a = a + gauge.left @ (adjoint(c * row) - alpha)
-        b = b + gauge.right @ (c * column - beta)
-        return a * gauge.alive, b * gauge.alive
+        return gauge.living(adjoint(c * row)), gauge.living(c * column)
 
     @staticmethod
-    def move(gauge: Gauge, a: Matrices, b: Matrices, curve: Curve) -> tuple[Tensor, Tensor]:
-        step = {"exact": _exact, "second_order": _second_order, "first_order": _first_order}[curve]
-        return step(gauge.left, a), step(gauge.right, b) * gauge.values.unsqueeze(-2)
+    def _ends(gauge: Gauge, a: _Side, b: _Side, curve: Curve) -> Ends:
+        end = {"exact": _exact, "second_order": _second_order, "first_order": _first_order}[curve]
+        (p, q), (u, w), s = end(a), end(b), gauge.values.unsqueeze(-2)
+        return (p, q), (u * s, w * s)  # Exp_{V S}(y S) = Exp_V(y) S
 
     @staticmethod
     def whiten(gauge: Gauge, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,32 +142,35 @@ class CrossGram(PairMetric):
     """
 
     @staticmethod
-    def project(gauge: Gauge, a: Matrices, b: Matrices) -> tuple[Tensor, Tensor]:
-        alive = gauge.alive
-        both = adjoint(alive) * alive
-        alpha, beta = adjoint(gauge.left) @ a, adjoint(gauge.right) @ b
-        change = (adjoint(beta) - alpha) / 2 * both
-        a = a + gauge.left @ change
-        b = b - gauge.right @ adjoint(change)
-        return a * alive, b * alive
+    def _horizontal(gauge: Gauge, alpha: Matrices, beta: Matrices) -> tuple[Tensor, Tensor]:
+        change = (adjoint(beta) - alpha) / 2 * (adjoint(gauge.alive) * gauge.alive)
+        return alpha + change, beta - adjoint(change)
 
     @staticmethod
-    def move(gauge: Gauge, a: Matrices, b: Matrices, curve: Curve) -> tuple[Tensor, Tensor]:
-        s = gauge.values.unsqueeze(-2)
-        inverse = torch.where(s > 0, 1 / torch.where(s > 0, s, 1), 0)
-        x_g, x_h = a * inverse, b
+    def _ends(gauge: Gauge, a: _Side, b: _Side, curve: Curve) -> Ends:
         if curve == "exact":
-            left, right, _ = cross_geodesic(gauge, a, b)
-            return left, right
-        left, right = gauge.left + x_g, gauge.right * s + x_h
+            (p, q), (u, w), _ = cross_geodesic(gauge, a.core, b.core, a.gram, b.gram)
+            return (p, q), (u, w)
+        s, one = gauge.values.unsqueeze(-2), _identity(a.core)
+        inverse = torch.where(s > 0, 1 / torch.where(s > 0, s, 1), 0)
+        # x_G = (U alpha + k) / S and x_H = V beta + l
+        alpha, beta, q = a.core * inverse, b.core, one * inverse
+        p, u, w = one + alpha, one * s + beta, one
         if curve == "second_order":
             # Gamma_G = [x_G (x_H* H + H* x_H) - G x_H* x_H] (H*H)^-1, Gamma_H the same with G and H exchanged
-            alpha, beta = adjoint(gauge.left) @ x_g, adjoint(gauge.right) @ x_h
-            change_h = adjoint(beta) * s + beta * adjoint(s)  # x_H* H + H* x_H with H = V S
-            left = left - (x_g @ change_h - gauge.left @ (adjoint(x_h) @ x_h)) * inverse**2 / 2
-            bend = x_h @ (adjoint(alpha) + alpha) - (gauge.right * s) @ (adjoint(x_g) @ x_g)
-            right = right - bend / 2 * gauge.alive
-        return left, right
+            speed_g = adjoint(alpha) @ alpha + a.gram * inverse * adjoint(inverse)
+            speed_h = adjoint(beta) @ beta + b.gram
+            change_g, change_h = adjoint(alpha) + alpha, adjoint(beta) * s + beta * adjoint(s)
+            p = p - (alpha @ change_h - speed_h) * inverse**2 / 2
+            q = q - q @ change_h * inverse**2 / 2
+            u = u - (beta @ change_g - adjoint(s) * speed_g) / 2
+            w = w - change_g / 2
+        return (p, q), (gauge.living(u), gauge.living(w))
+
+    @classmethod
+    def stopped(cls, gauge: Gauge, a: Matrices, b: Matrices) -> Tensor:
+        *_, side_a, side_b = cls._sides(gauge, a, b)
+        return cross_geodesic(gauge, side_a.core, side_b.core, side_a.gram, side_b.gram)[2]
 
     @staticmethod
     def whiten(gauge: Gauge, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,49 +181,53 @@ class CrossGram(PairMetric):
         return a @ torch.linalg.pinv(adjoint(gauge.to_right)), b @ torch.linalg.pinv(adjoint(gauge.to_left))
 
 
-def _first_order(w: Matrices, x: Matrices) -> Tensor:
+def _identity(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)
+
+
+def _first_order(x: _Side) -> tuple[Tensor, Tensor]:
     """The straight line ``W + x``."""
-    return w + x
+    one = _identity(x.core)
+    return one + x.core, one
 
 
-def _second_order(w: Matrices, x: Matrices) -> Tensor:
+def _second_order(x: _Side) -> tuple[Tensor, Tensor]:
     """``W + x - Gamma/2`` with ``Gamma = -x (x* W + W* x) + W x* x`` at orthonormal W (paper, Eq. 7 and 16)."""
-    core = adjoint(w) @ x
-    return w + x + (x @ (core + adjoint(core)) - w @ (adjoint(x) @ x)) / 2
+    one, change = _identity(x.core), (x.core + adjoint(x.core)) / 2
+    speed = adjoint(x.core) @ x.core + x.gram
+    return one + x.core + x.core @ change - speed / 2, one + change
 
 
-def _exact(w: Matrices, x: Matrices) -> Tensor:
+def _exact(x: _Side) -> tuple[Tensor, Tensor]:
     """The geodesic ``exp(X - X*) W exp(x* W)``, ``X = x W*``, at orthonormal W, by h x h work only.
 
-    With the core ``alpha = W* x``, ``k = x - W alpha`` and ``c = k* k``, the first product is
+    With the core ``alpha = W* x`` and ``c = k* k``, the first product is
     ``[W, k] exp([[alpha - alpha*, -c], [1, 0]]) [1; 0]``: a short Taylor series of an action, cheap to differentiate.
     """
-    core = adjoint(w) @ x
-    k = x - w @ core
-    gram, skew = adjoint(k) @ k, core - adjoint(core)
     pieces, terms = _taylor_plan(x)
-    top = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(core)
-    low, last = torch.zeros_like(core), top
-    skew, gram, unit, turn = skew / pieces, gram / pieces, 1.0 / pieces, adjoint(core) / pieces
+    skew, gram = (x.core - adjoint(x.core)) / pieces, x.gram / pieces
+    turn = adjoint(x.core) / pieces
+    top = last = _identity(x.core)
+    low = torch.zeros_like(x.core)
     for _ in range(pieces):
-        (t, q), e = (top, low), last
+        t, q, e = top, low, last
         for j in range(1, terms + 1):
-            t, q = (skew @ t - gram @ q) / j, t * (unit / j)
-            top, low = top + t, low + q
-            e = e @ turn / j
-            last = last + e
-    return w @ (top @ last) + k @ (low @ last)
+            t, q, e = (skew @ t - gram @ q) / j, t / (j * pieces), e @ turn / j
+            top, low, last = top + t, low + q, last + e
+    return top @ last, low @ last
 
 
-def _taylor_plan(x: Tensor) -> tuple[int, int]:
+def _taylor_plan(x: _Side) -> tuple[int, int]:
     """How many pieces to cut a step into, and how many Taylor terms each takes, for full working precision."""
-    length = float(torch.linalg.matrix_norm(x.detach()).max()) if x.numel() else 0.0
+    core, gram = x.core.detach(), x.gram.detach()
+    square = core.abs().square().sum((-2, -1)) + gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)
+    length = math.sqrt(max(float(square.max()), 0.0)) if square.numel() else 0.0
     if not math.isfinite(length):
         return 1, 1
     pieces = max(1, math.ceil(length))
-    size, eps = 2 * length / pieces, torch.finfo(x.dtype).eps / 4  # the block matrix is no longer than 2 |x|
+    size, eps = 2 * length / pieces, torch.finfo(core.dtype).eps / 4  # the block matrix is no longer than 2 |x|
     terms, bound = 1, size
     while bound > eps:
         terms += 1
         bound *= size / terms
-    return pieces, terms
+    return pieces, max(terms + 1, 3)  # one more for the gradient; three give the Hessian at 0 exactly

@@ -13,8 +13,8 @@ from torch import Tensor
 from spiritlevel.core.blocks import Pair
 from spiritlevel.core.shapes import Flat
 from spiritlevel.errors import ArgumentError, ModelError
-from spiritlevel.geometry.base import Geometry, Part, Weights
-from spiritlevel.geometry.cross_geodesic import TOLERANCES, cross_geodesic
+from spiritlevel.geometry.base import Geometry, Part, PullBack, Weights
+from spiritlevel.geometry.cross_geodesic import TOLERANCES
 from spiritlevel.geometry.entrywise import GEOMETRIES, Elementwise
 from spiritlevel.geometry.gauge import canonical_gauge
 from spiritlevel.geometry.metrics import METRICS, Curve
@@ -62,18 +62,25 @@ class _Pairs(Part):
         for block, g, h in pieces:
             block.write(into, g, h)
 
-    def write(self, z: Flat, into: dict[str, Tensor]) -> None:
-        a, b = self._horizontal(z)
-        self._spread(*self._metric.move(self.gauge, a, b, self._curve), into)
+    def _ends(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self._metric.move(self.gauge, *self._matrices(z), self._curve)
 
-    def pull_back(self, z: Flat, gradient: Weights, into: Tensor) -> None:
+    def write(self, z: Flat, into: dict[str, Tensor]) -> None:
+        self._spread(*self._ends(z), into)
+
+    def evaluate(self, z: Flat, into: dict[str, Tensor]) -> PullBack:
         with torch.enable_grad():
             point = z.detach().requires_grad_()
-            ends = self._metric.move(self.gauge, *self._horizontal(point), self._curve)
-        covectors = [torch.cat([f.read(gradient) for f in side]) for side in self._sides()]
-        covectors = [c.to(e.dtype) for c, e in zip(covectors, ends, strict=True)]
-        (pulled,) = torch.autograd.grad(ends, point, covectors)
-        into.copy_(pulled)
+            ends = self._ends(point)  # what autograd keeps of this is h x h
+        self._spread(*(e.detach() for e in ends), into)
+
+        def pull_back(gradient: Weights, slot: Tensor) -> None:
+            covectors = [
+                torch.cat([f.read(gradient) for f in side]).to(e.dtype) for side, e in zip(self._sides(), ends)
+            ]
+            slot.copy_(torch.autograd.grad(ends, point, covectors)[0])
+
+        return pull_back
 
     def _sides(self) -> tuple[list[Any], list[Any]]:
         return [b.left for b in self._blocks], [b.right for b in self._blocks]
@@ -85,7 +92,7 @@ class _Pairs(Part):
         wide = self.gauge.to_left.dtype
         x, y = (torch.cat([f.read(tangent) for f in side]).to(wide) for side in self._sides())
         a, b = self._metric.whiten(self.gauge, x, y)
-        into.copy_(self._flat(a * self.gauge.alive, b * self.gauge.alive))
+        into.copy_(self._flat(self.gauge.living(a), self.gauge.living(b)))
 
     def tangent(self, z: Flat, into: dict[str, Tensor]) -> None:
         wide = self.gauge.to_left.dtype
@@ -100,10 +107,10 @@ class _Pairs(Part):
         return facts
 
     def stopped(self, z: Flat) -> int:
-        if self._name != "cross_gram" or self._curve != "exact":
+        if self._curve != "exact":
             return 0
         with torch.no_grad():
-            return int(cross_geodesic(self.gauge, *self._horizontal(z))[2].sum())
+            return int(self._metric.stopped(self.gauge, *self._matrices(z)).sum())
 
 
 @GEOMETRIES.register("quotient")

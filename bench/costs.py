@@ -1,0 +1,164 @@
+"""What a geodesic step costs beside a plain forward-backward pass: time, memory, set-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+import spiritlevel as sl
+from spiritlevel.geometry import Geometry
+from spiritlevel.problem import Objective
+from spiritlevel.solvers import L2Ball, SphereAscent
+
+GEOMETRIES: dict[str, Geometry] = {
+    "Euclidean": sl.Euclidean(),
+    "Elementwise": sl.Elementwise(),
+    "Quotient inverse_gram exact": sl.Quotient(),
+    "Quotient inverse_gram second_order": sl.Quotient(curve="second_order"),
+    "Quotient cross_gram second_order": sl.Quotient("cross_gram", "second_order"),
+    "Quotient cross_gram exact": sl.Quotient("cross_gram"),
+}
+_EVALUATIONS = 3  # of one solver run in the timing; the vectors a solver moves between them are in the time
+
+
+def vit(hidden: int, layers: int, heads: int, image: int, patch: int, channels: int = 3) -> nn.Module:
+    """A vision transformer of the given shape with random weights."""
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        image_size=image,
+        patch_size=patch,
+        num_channels=channels,
+        num_labels=10,
+    )
+    model: nn.Module = transformers.ViTForImageClassification(config).eval()
+    return model
+
+
+def small() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """The bench model: hidden 192, 6 layers, 3 heads, 32 x 32 images in patches of 4, batch 128."""
+    g = torch.Generator().manual_seed(0)
+    return vit(192, 6, 3, 32, 4), (torch.randn(128, 3, 32, 32, generator=g), torch.randint(10, (128,), generator=g))
+
+
+def base() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """ViT-B/32, batch 8."""
+    g = torch.Generator().manual_seed(0)
+    return vit(768, 12, 12, 224, 32), (torch.randn(8, 3, 224, 224, generator=g), torch.randint(10, (8,), generator=g))
+
+
+def plain(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    """One forward-backward pass as in training."""
+    model.zero_grad(set_to_none=True)
+    F.cross_entropy(model(batch[0]).logits, batch[1]).backward()
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """CPU seconds of this process: steadier than wall clock on a shared machine."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def steps(rounds: int = 4) -> dict[str, Any]:
+    """One evaluation inside a solver run against one plain pass, rounds interleaved, medians of ratios."""
+    model, batch = small()
+    problem = sl.Problem(model, [batch])
+    runs: dict[str, Callable[[], Any]] = {}
+    solver = SphereAscent(steps=_EVALUATIONS, tolerance=0.0)
+    for name, geometry in GEOMETRIES.items():
+        chart = problem.chart(geometry)
+        objective = Objective(problem, chart, batch)
+        centre = objective(chart.zeros())
+
+        def run(objective: Objective = objective, centre: tuple[float, Tensor] = centre) -> None:
+            solution = solver.maximise(objective, L2Ball(0.02), centre)
+            assert solution.evaluations == _EVALUATIONS
+
+        runs[name] = run
+    plain(model, batch)
+    ratios: dict[str, list[float]] = {name: [] for name in runs}
+    base_times = []
+    for _ in range(rounds):
+        for name, run in runs.items():
+            before = seconds(lambda: plain(model, batch))
+            mine = seconds(run) / _EVALUATIONS
+            after = seconds(lambda: plain(model, batch))
+            base_times += [before, after]
+            ratios[name].append(mine / ((before + after) / 2))
+    return {
+        "model": "ViT 192 x 6, batch 128, float32, one thread",
+        "plain forward-backward, CPU seconds": statistics.median(base_times),
+        "step / plain": {name: statistics.median(found) for name, found in ratios.items()},
+        "all ratios": ratios,
+    }
+
+
+def peak(what: str) -> float:
+    """Peak resident memory of this process in bytes after the named work (run in a process of its own)."""
+    model, batch = small()
+    if what == "plain":
+        for _ in range(3):
+            plain(model, batch)
+    else:
+        problem = sl.Problem(model, [batch])
+        chart = problem.chart(GEOMETRIES[what])
+        objective = Objective(problem, chart, batch)
+        SphereAscent(steps=5, tolerance=0.0).maximise(objective, L2Ball(0.02), objective(chart.zeros()))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def memory() -> dict[str, Any]:
+    """Peak memory above that of a plain forward-backward, in multiples of the parameters."""
+    parameters = sum(p.numel() * p.element_size() for p in small()[0].parameters())
+    # freed blocks go back to the system at once, so that the peak is that of live memory
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    found = {}
+    for what in ("plain", "Elementwise", "Quotient inverse_gram exact"):
+        line = [sys.executable, "-m", "bench.costs", what]
+        out = subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout
+        found[what] = float(out)
+    return {
+        "parameters, MB": parameters / 1e6,
+        "plain peak, MB": found["plain"] / 1e6,
+        "above plain, in parameters": {n: (v - found["plain"]) / parameters for n, v in found.items() if n != "plain"},
+    }
+
+
+def setup(rounds: int = 3) -> dict[str, Any]:
+    """Finding the symmetries and factoring all heads of ViT-B, in plain forward-backward passes."""
+    model, batch = base()
+    plain(model, batch)
+    times: dict[str, list[float]] = {"plain": [], "find": [], "chart": []}
+    for _ in range(rounds):
+        times["plain"].append(seconds(lambda: plain(model, batch)))
+        times["find"].append(seconds(lambda: sl.find_symmetries(model)))
+        blocks = sl.find_symmetries(model)
+        weights = {n: p.detach() for n, p in model.named_parameters()}
+        times["chart"].append(seconds(lambda: sl.Quotient().chart(weights, blocks)))
+    medians = {n: statistics.median(t) for n, t in times.items()}
+    return {
+        "model": "ViT-B/32, 86M parameters, batch 8",
+        "CPU seconds": medians,
+        "set-up / plain": (medians["find"] + medians["chart"]) / medians["plain"],
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.stdout.write(json.dumps(peak(sys.argv[1])))
