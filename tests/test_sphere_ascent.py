@@ -17,8 +17,8 @@ from spiritlevel.core.results import Status
 from spiritlevel.errors import ArgumentError
 from spiritlevel.solvers.autopgd import AutoPGD
 from spiritlevel.solvers.ball import L2Ball, LinfBall
-from spiritlevel.solvers.base import Solution
-from spiritlevel.solvers.sphere_ascent import SphereAscent, _Packed
+from spiritlevel.solvers.base import Solution, Trace
+from spiritlevel.solvers.sphere_ascent import SphereAscent, _Packed, _Run
 
 F = Callable[[Tensor], tuple[float, Tensor]]
 EXACT = SphereAscent(steps=500, tolerance=1e-14)
@@ -96,9 +96,9 @@ def test_nonconvex_maximum_with_restarts(rho: float) -> None:
 
     f, ball = wavy, L2Ball(rho)
     centre = f(torch.zeros(6, dtype=torch.float64))
-    dense = max(AutoPGD(steps=300).maximise(f, ball, centre, start=noise() * rho).value for _ in range(20))
-    found = SphereAscent(steps=100, tolerance=1e-12, restarts=8).maximise(f, ball, centre, noise=noise)
-    assert found.value >= dense - 1e-9 * abs(dense)
+    dense = max(AutoPGD(steps=100).maximise(f, ball, centre, start=noise() * rho).value for _ in range(12))
+    found = SphereAscent(steps=60, tolerance=1e-10, restarts=8).maximise(f, ball, centre, noise=noise)
+    assert found.value >= dense - 1e-8 * abs(dense)
     assert found.value == max(found.history) or found.value == pytest.approx(max(found.history), rel=1e-14)
     assert f(found.z)[0] == found.value
 
@@ -112,7 +112,18 @@ def test_beats_the_plain_iteration() -> None:
     z, plain = g / g.norm(), 0
     while L2Ball(1.0).residual(z, f(z)[1]) > 1e-8:
         z, plain = f(z)[1] / f(z)[1].norm(), plain + 1
-    assert ours < 0.6 * plain
+    assert ours < 0.3 * plain  # 32 of 168; 65 with the sign of a curvature wrong
+
+
+@pytest.mark.parametrize("shift", [0.0, -20.0])
+def test_gradient_comes_back_from_the_trial(shift: float) -> None:
+    """Kills: any term of the trial forgotten when its gradient is recovered (the ascent heals it, but more slowly)."""
+    f, zero = quadratic(symmetric(20, 3, shift), vector(20, 4)), torch.zeros(20, dtype=torch.float64)
+    run = _Run(Trace(f, L2Ball(1.0), f(zero)), L2Ball(1.0), 1.0, 0.0)
+    run.begin_from(*f(zero))
+    for _ in range(12):
+        run.step()
+        assert torch.allclose(run._gradient(), f(run.z)[1], rtol=1e-9, atol=1e-9)
 
 
 def test_falling_steps_are_damped() -> None:
@@ -183,6 +194,7 @@ def test_constant_gradient_converges_in_one() -> None:
     found = solve(lambda z: (float(g @ z), g), 6, 0.5)
     assert found.evaluations == 1
     assert found.value == pytest.approx(0.5 * float(g.norm()), rel=1e-14)
+    solve(lambda z: (float(g @ z), g), 6, 0.5, start=vector(6, 2))
     assert torch.equal(g, kept)
 
 
@@ -227,7 +239,7 @@ def test_float32_stops_by_itself() -> None:
 
 def test_memory_during_an_evaluation() -> None:
     """At most 2.5 vectors besides what the caller holds. Kills: secants in full, a gradient that is kept."""
-    n = 64 * 2048
+    n = 64 * 256
     h = torch.linspace(-1, 1, n)
     g = torch.randn(n) / math.sqrt(n)
     before = {id(x) for x in gc.get_objects() if type(x) is Tensor}

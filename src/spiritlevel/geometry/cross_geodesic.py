@@ -16,6 +16,8 @@ nothing, and the integrator stops at the edge instead of stepping over it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ __all__ = ["TOLERANCES", "cross_geodesic"]
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-6}
 """Allowed error of one step, relative to the size of the state (start = identity), by precision. Ours."""
 
-_SMALLEST_STEP = 1e-7  # of the whole length; a shorter one means that the geodesic has reached the edge
+_SMALLEST_STEP = 2e-6  # of the whole length; a shorter one means that the geodesic has reached the edge
 _MOST_STEPS = 5_000
 
 # Dormand and Prince 1980, "A family of embedded Runge-Kutta formulae", Table 2.
@@ -69,33 +71,48 @@ def cross_geodesic(
     return (p, q), (u * s, w * s), stopped
 
 
+@dataclass(frozen=True)
 class _Field:
-    """The right-hand side: positions ``p, q, u, w`` and their velocities."""
+    """The right-hand side: positions ``p, q, u, w`` and their velocities.
 
-    def __init__(self, s: Tensor, inverse: Tensor, alive: Tensor, gram_k: Tensor, gram_m: Tensor) -> None:
-        self._s, self._inverse, self._gram_k, self._gram_m = s, inverse, gram_k, gram_m
-        self._both, self._dead = adjoint(alive) * alive, torch.diag_embed(1 - alive.squeeze(-2))
+    Attributes:
+        s: singular values as a row.
+        inverse: their inverses, 0 for dead directions.
+        alive: 1 for living directions, as a row.
+        gram_k: ``k* k``.
+        gram_l: ``l* l``.
+    """
+
+    s: Tensor
+    inverse: Tensor
+    alive: Tensor
+    gram_k: Tensor
+    gram_l: Tensor
+
+    def of(self, heads: Tensor) -> _Field:
+        """The same for some of the heads."""
+        return _Field(*(getattr(self, f.name)[heads] for f in fields(self)))
 
     def __call__(self, state: Tensor) -> Tensor:
         p, q, u, w, dp, dq, du, dw = state.unbind(1)
-        s, s_row = self._s, adjoint(self._s)
-        gram_g, change_g, speed_g = self._grams(p, q, dp, dq, self._gram_k)
-        gram_h, change_h, speed_h = self._grams(u, w, du, dw, self._gram_m)
+        s, s_row = self.s, adjoint(self.s)
+        gram_g, change_g, speed_g = self._grams(p, q, dp, dq, self.gram_k)
+        gram_h, change_h, speed_h = self._grams(u, w, du, dw, self.gram_l)
         # G'' H*H = G H'*H' - G' (H*H)' with H = H~ S and (H*H)^-1 = S^-1 (H~*H~)^-1 S^-1
         change_h, speed_h = change_h * s * s_row, speed_h * s * s_row
-        ddp = self._solve(gram_h, (p @ speed_h - dp @ change_h) * self._inverse) * self._inverse
-        ddq = self._solve(gram_h, (q @ speed_h - dq @ change_h) * self._inverse) * self._inverse
+        ddp = self._solve(gram_h, (p @ speed_h - dp @ change_h) * self.inverse) * self.inverse
+        ddq = self._solve(gram_h, (q @ speed_h - dq @ change_h) * self.inverse) * self.inverse
         # H~'' S G*G = H~ S G'*G' - H~' S (G*G)'
-        ddu = self._solve(gram_g, (u * s) @ speed_g - (du * s) @ change_g) * self._inverse
-        ddw = self._solve(gram_g, (w * s) @ speed_g - (dw * s) @ change_g) * self._inverse
+        ddu = self._solve(gram_g, (u * s) @ speed_g - (du * s) @ change_g) * self.inverse
+        ddw = self._solve(gram_g, (w * s) @ speed_g - (dw * s) @ change_g) * self.inverse
         return torch.stack([dp, dq, du, dw, ddp, ddq, ddu, ddw], dim=1)
 
     def _grams(self, p: Tensor, q: Tensor, dp: Tensor, dq: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``F*F``, its time derivative and ``F'*F'`` of ``F = U p + k q``, on the living directions."""
         pt, qt, cq, cdq = adjoint(p), adjoint(q), c @ q, c @ dq
-        mixed = pt @ dp + qt @ cdq
-        gram = (pt @ p + qt @ cq) * self._both + self._dead
-        return gram, (mixed + adjoint(mixed)) * self._both, (adjoint(dp) @ dp + adjoint(dq) @ cdq) * self._both
+        mixed, both = pt @ dp + qt @ cdq, adjoint(self.alive) * self.alive
+        gram = (pt @ p + qt @ cq) * both + torch.diag_embed(1 - self.alive.squeeze(-2))
+        return gram, (mixed + adjoint(mixed)) * both, (adjoint(dp) @ dp + adjoint(dq) @ cdq) * both
 
     @staticmethod
     def _solve(gram: Tensor, right: Tensor) -> Tensor:
@@ -105,33 +122,39 @@ class _Field:
 
 
 def _integrate(field: _Field, state: Tensor) -> tuple[Tensor, Tensor]:
-    """From time 0 to 1; every head with its own steps. Differentiable: step sizes are constants to autograd."""
+    """From time 0 to 1, and which heads stopped at the edge.
+
+    Every head has steps of its own and leaves the batch when it is done, so that one near the edge costs no other.
+    Differentiable: step sizes are constants to autograd.
+    """
     real = state.real.dtype if state.is_complex() else state.dtype
-    tolerance = TOLERANCES[real]
-    heads = state.shape[0]
-    time = torch.zeros(heads, dtype=real, device=state.device)
-    step = torch.full_like(time, 0.1)
-    stopped = torch.zeros(heads, dtype=torch.bool, device=state.device)
-    slope = field(state)
+    heads = torch.arange(state.shape[0], device=state.device)
+    time = torch.zeros(state.shape[0], dtype=real, device=state.device)
+    step, slope = torch.full_like(time, 0.1), field(state)
+    done: list[tuple[Tensor, Tensor, Tensor]] = []
     for _ in range(_MOST_STEPS):
-        going = (time < 1) & ~stopped
-        if not bool(going.any()):
-            break
-        step = torch.minimum(step, 1 - time) * going
+        step = torch.minimum(step, 1 - time)
         trial, trial_slope, error = _dormand_prince(field, state, slope, step[:, None, None, None])
         with torch.no_grad():
             size = torch.maximum(state.abs().amax((1, 2, 3)), trial.abs().amax((1, 2, 3)))
-            excess = (error.abs().amax((1, 2, 3)) / (tolerance * size)).nan_to_num(nan=1e9, posinf=1e9)
-            good = going & (excess <= 1)
+            excess = (error.abs().amax((1, 2, 3)) / (TOLERANCES[real] * size)).nan_to_num(nan=1e9, posinf=1e9)
+            good = excess <= 1
             time = torch.where(good, time + step, time)
-            time = torch.where(time > 1 - 1e-12, torch.ones_like(time), time)
-            factor = (0.9 * excess.clamp_min(1e-10) ** -0.2).clamp(0.2, 5.0)
-            step = torch.where(going, step * factor, step)
-            stopped |= going & ~good & (step < _SMALLEST_STEP)
+            arrived = time >= 1 - 4 * torch.finfo(real).eps
+            step = step * (0.9 * excess.clamp_min(1e-10) ** -0.2).clamp(0.2, 5.0)
+            stuck = ~arrived & (step < _SMALLEST_STEP)
         keep = good[:, None, None, None]
-        state = torch.where(keep, trial, state)
-        slope = torch.where(keep, trial_slope, slope)
-    return state, stopped | (time < 1)
+        state, slope = torch.where(keep, trial, state), torch.where(keep, trial_slope, slope)
+        leaving = arrived | stuck
+        if bool(leaving.any()):
+            done.append((heads[leaving], state[leaving], stuck[leaving]))
+            heads, state, slope, time, step = (x[~leaving] for x in (heads, state, slope, time, step))
+            if not len(heads):
+                break
+            field = field.of(~leaving)
+    done.append((heads, state, torch.ones_like(heads, dtype=torch.bool)))  # none, but for the limit on steps
+    order = torch.cat([d[0] for d in done]).argsort()
+    return torch.cat([d[1] for d in done])[order], torch.cat([d[2] for d in done])[order]
 
 
 def _dormand_prince(field: _Field, state: Tensor, slope: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -72,7 +72,7 @@ class _Pairs(Part):
         with torch.enable_grad():
             point = z.detach().requires_grad_()
             ends = self._ends(point)  # what autograd keeps of this is h x h
-        self._spread(*(e.detach() for e in ends), into)
+        self._spread(ends[0].detach(), ends[1].detach(), into)
 
         def pull_back(gradient: Weights, slot: Tensor) -> None:
             covectors = [

@@ -85,8 +85,7 @@ class SphereAscent(Solver):
         run = self._on_sphere if isinstance(ball, L2Ball) else self._conditional
         run(trace, ball, centre, start)
         for _ in range(self.restarts):
-            assert noise is not None
-            run(trace, ball, centre, noise())
+            run(trace, ball, centre, noise())  # type: ignore[misc]  # checked above
         return trace.solution(Status.CONVERGED if trace.residual <= self.tolerance else Status.BUDGET)
 
     def _on_sphere(self, trace: Trace, ball: Ball, centre: tuple[float, Tensor], start: Tensor | None) -> None:
@@ -158,22 +157,19 @@ class _Run:
         value, new = self._trace(self.trial)
         old = self._gradient()
         rises = value > self.value or self._same_but_nearer(value, new)
-        if rises:
-            frame = _Frame(self.trial, new, self.z, old, self._p, self._e, True)
-        else:
-            frame = _Frame(self.z, old, self.trial, new, self._p, self._e, False)
+        ends = (self.trial, new, self.z, old) if rises else (self.z, old, self.trial, new)
+        frame = _Frame(*ends, self._p, self._e, rises)
         gram = frame.gram()
         model = _Model(gram, self._radius)
         gain, self._falls = value - self.value, 0 if rises else self._falls + 1
-        self.z, self.value = frame.z, value if rises else self.value
-        self.residual = model.residual
+        self.z, self.value, self.residual = frame.z, value if rises else self.value, model.residual
         self.trial = old  # its memory is ours, and `_propose` reads each chunk before it writes it
         length = math.sqrt(gram[0, 0])
         if self._falls > 1 or not math.isfinite(value):
             slope = gram[0, 4] if math.isfinite(value) else 0.0
             self._propose(frame, np.zeros(2), model.tau(length * _shorter(slope, gain)))
         else:
-            self._propose(frame, model.peak(self._reach), model.concavity)
+            self._propose(frame, model.peak(self._reach), model.shift(rises))
 
     def _same_but_nearer(self, value: float, g: Tensor) -> bool:
         """Whether the trial is as high as z but for rounding, and nearer to a maximum; if so the trace takes it."""
@@ -201,7 +197,7 @@ class _Run:
     def _propose(self, frame: _Frame, c: np.ndarray, tau: float) -> None:
         """Write the next trial, and keep the prediction it rests on."""
         p, e = (_Packed(frame.z), _Packed(frame.z)) if c.any() else (None, None)
-        move = square = 0.0
+        square = 0.0
         for at in _chunks(frame.z):
             z, g = frame.z[at], frame.g[at]
             if p is not None and e is not None:
@@ -217,8 +213,7 @@ class _Run:
         self._scale = size / self._radius if not tau or size > self._radius else 1.0
         if size > 0:
             self.trial /= self._scale
-        for at in _chunks(frame.z):
-            move += float((self.trial[at] - frame.z[at]).square().sum())
+        move = sum(float((self.trial[at] - frame.z[at]).square().sum()) for at in _chunks(frame.z))
         self.moving = size > 0 and math.sqrt(move) > torch.finfo(frame.z.dtype).eps * self._radius
 
 
@@ -266,7 +261,15 @@ class _Model:
         self._slope = flat[:2, g]
         self._steep = math.sqrt(max(flat[g, g], 0.0))
         self._useful = np.diag(flat)[:2] > _FLAT * np.diag(gram)[:2]
-        self.concavity = 0.0 if held or gram[0, 0] == 0 else max(-gram[0, 2] / gram[0, 0], 0.0)
+        self._concavity = max(-gram[0, 2] / gram[0, 0], 0.0) if gram[0, 0] > 0 else 0.0
+
+    def shift(self, rises: bool) -> float:
+        """``tau`` of the next step: none on the sphere, but after a fall half of what it saw, so as not to flip again.
+
+        With ``H = -kappa`` across, the shifted iteration turns errors by ``(tau - kappa)/(tau + mu)``: above -1 from
+        ``tau = (kappa - mu)/2`` on. Inside the ball it is the curvature, as in Newton's method.
+        """
+        return self._concavity if self._mu == 0 else 0.0 if rises else self._concavity / 2
 
     def tau(self, length: float) -> float:
         """The shift that makes the plain step so long."""
