@@ -20,9 +20,22 @@ from torch import Tensor
 from spiritlevel.core.shapes import Matrices, Values
 from spiritlevel.core.tensors import adjoint
 
-__all__ = ["Gauge", "canonical_gauge"]
+__all__ = ["Gauge", "Passage", "canonical_gauge"]
 
 _ROUNDING = 4.0  # ours: multiples of eps |G| |H| below which a singular value is rounding (worst seen in tests: 0.6)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """The h x h matrices between a point of an orbit and its canonical one.
+
+    Attributes:
+        left: with ``G = U left``.
+        right: with ``H = V right``; ``left right^* = diag(s)``.
+    """
+
+    left: Matrices
+    right: Matrices
 
 
 @dataclass(frozen=True)
@@ -33,16 +46,12 @@ class Gauge:
         left: U, orthonormal columns.
         right: V, orthonormal columns.
         values: s, descending, exactly 0 where the head has no rank.
-        to_left: the h x h matrix with ``G = U to_left``.
-        to_right: the h x h matrix with ``H = V to_right``; ``to_left to_right^* = diag(s)``.
         full: whether no singular value is 0.
     """
 
     left: Matrices
     right: Matrices
     values: Values
-    to_left: Matrices
-    to_right: Matrices
     full: bool
 
     @property
@@ -53,6 +62,11 @@ class Gauge:
     def living(self, x: Matrices) -> Tensor:
         """``x`` with the columns of dead directions set to 0."""
         return x if self.full else x * self.alive
+
+    def passage(self, left: Matrices, right: Matrices) -> Passage:
+        """From another point ``(G, H)`` of the orbit to this one, in float64."""
+        wide = torch.complex128 if left.is_complex() else torch.float64
+        return Passage(*(adjoint(w.to(wide)) @ x.to(wide) for w, x in ((self.left, left), (self.right, right))))
 
     @property
     def smallest(self) -> float:
@@ -88,8 +102,6 @@ def canonical_gauge(left: Matrices, right: Matrices, dtype: torch.dtype) -> Gaug
         left=(q_g @ u).to(narrow),
         right=(q_h @ adjoint(v_adjoint)).to(narrow),
         values=s.to(dtype),
-        to_left=adjoint(u) @ r_g,
-        to_right=v_adjoint @ r_h,
         full=bool((s > 0).all()),
     )
 

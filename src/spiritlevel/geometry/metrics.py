@@ -26,7 +26,7 @@ from spiritlevel.core.registry import Registry
 from spiritlevel.core.shapes import Matrices
 from spiritlevel.core.tensors import adjoint
 from spiritlevel.geometry.cross_geodesic import cross_geodesic
-from spiritlevel.geometry.gauge import Gauge
+from spiritlevel.geometry.gauge import Gauge, Passage
 
 __all__ = ["METRICS", "CrossGram", "Curve", "InverseGram", "PairMetric"]
 
@@ -63,12 +63,12 @@ class PairMetric(ABC):
 
     @staticmethod
     @abstractmethod
-    def whiten(gauge: Gauge, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def whiten(passage: Passage, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinates of a tangent vector ``(x_G, x_H)`` given at the user's point of the orbit."""
 
     @staticmethod
     @abstractmethod
-    def unwhiten(gauge: Gauge, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    def unwhiten(passage: Passage, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """The tangent vector at the user's point with coordinates ``(a, b)``."""
 
     @classmethod
@@ -126,12 +126,12 @@ class InverseGram(PairMetric):
         return (p, q), (u * s, w * s)  # Exp_{V S}(y S) = Exp_V(y) S
 
     @staticmethod
-    def whiten(gauge: Gauge, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return x @ torch.linalg.pinv(gauge.to_left), y @ torch.linalg.pinv(gauge.to_right)
+    def whiten(passage: Passage, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x @ torch.linalg.pinv(passage.left), y @ torch.linalg.pinv(passage.right)
 
     @staticmethod
-    def unwhiten(gauge: Gauge, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return a @ gauge.to_left, b @ gauge.to_right
+    def unwhiten(passage: Passage, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return a @ passage.left, b @ passage.right
 
 
 @METRICS.register("cross_gram")
@@ -173,12 +173,12 @@ class CrossGram(PairMetric):
         return cross_geodesic(gauge, side_a.core, side_b.core, side_a.gram, side_b.gram)[2]
 
     @staticmethod
-    def whiten(gauge: Gauge, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return x @ adjoint(gauge.to_right), y @ adjoint(gauge.to_left)
+    def whiten(passage: Passage, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x @ adjoint(passage.right), y @ adjoint(passage.left)
 
     @staticmethod
-    def unwhiten(gauge: Gauge, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return a @ torch.linalg.pinv(adjoint(gauge.to_right)), b @ torch.linalg.pinv(adjoint(gauge.to_left))
+    def unwhiten(passage: Passage, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return a @ torch.linalg.pinv(adjoint(passage.right)), b @ torch.linalg.pinv(adjoint(passage.left))
 
 
 def _identity(like: Tensor) -> Tensor:

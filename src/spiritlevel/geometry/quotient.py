@@ -30,8 +30,8 @@ class _Pairs(Part):
         self._heads = [b.heads for b in blocks]
         self._shapes = {n: (weights[n].shape, weights[n].dtype) for b in blocks for n in b.parameters}
         self.names = tuple(self._shapes)
-        left, right = zip(*(b.read(weights) for b in blocks), strict=True)
-        self.gauge = canonical_gauge(torch.cat(left), torch.cat(right), dtype)
+        self._weights = {n: weights[n] for n in self._shapes}
+        self.gauge = canonical_gauge(*self._read(weights), dtype)
         self._left, self._right = self.gauge.left.shape, self.gauge.right.shape
         reals = 2 if blocks[0].is_complex else 1
         self._split = [math.prod(self._left) * reals, math.prod(self._right) * reals]
@@ -69,35 +69,35 @@ class _Pairs(Part):
         self._spread(*self._ends(z), into)
 
     def evaluate(self, z: Flat, into: dict[str, Tensor]) -> PullBack:
-        with torch.enable_grad():
-            point = z.detach().requires_grad_()
-            ends = self._ends(point)  # what autograd keeps of this is h x h
-        self._spread(ends[0].detach(), ends[1].detach(), into)
+        self.write(z, into)
 
         def pull_back(gradient: Weights, slot: Tensor) -> None:
-            covectors = [
-                torch.cat([f.read(gradient) for f in side]).to(e.dtype) for side, e in zip(self._sides(), ends)
-            ]
+            with torch.enable_grad():  # once more: what autograd keeps of it would weigh on the network's own pass
+                point = z.detach().requires_grad_()
+                ends = self._ends(point)
+            covectors = [f.to(e.dtype) for f, e in zip(self._read(gradient), ends, strict=True)]
             slot.copy_(torch.autograd.grad(ends, point, covectors)[0])
 
         return pull_back
 
-    def _sides(self) -> tuple[list[Any], list[Any]]:
-        return [b.left for b in self._blocks], [b.right for b in self._blocks]
+    def _read(self, weights: Weights) -> tuple[Tensor, Tensor]:
+        """Both factors of all blocks."""
+        left, right = zip(*(b.read(weights) for b in self._blocks), strict=True)
+        return torch.cat(left), torch.cat(right)
 
     def project(self, z: Flat) -> Tensor:
         return self._flat(*self._horizontal(z))
 
     def coordinates(self, tangent: Weights, into: Tensor) -> None:
-        wide = self.gauge.to_left.dtype
-        x, y = (torch.cat([f.read(tangent) for f in side]).to(wide) for side in self._sides())
-        a, b = self._metric.whiten(self.gauge, x, y)
+        passage = self.gauge.passage(*self._read(self._weights))
+        x, y = (t.to(passage.left.dtype) for t in self._read(tangent))
+        a, b = self._metric.whiten(passage, x, y)
         into.copy_(self._flat(self.gauge.living(a), self.gauge.living(b)))
 
     def tangent(self, z: Flat, into: dict[str, Tensor]) -> None:
-        wide = self.gauge.to_left.dtype
-        a, b = self._horizontal(z)
-        self._spread(*self._metric.unwhiten(self.gauge, a.to(wide), b.to(wide)), into)
+        passage = self.gauge.passage(*self._read(self._weights))
+        a, b = (t.to(passage.left.dtype) for t in self._horizontal(z))
+        self._spread(*self._metric.unwhiten(passage, a, b), into)
 
     def describe(self, rho: float) -> dict[str, Any]:
         dead = int((self.gauge.values == 0).sum())
