@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import spiritlevel as sl
 from spiritlevel.geometry import Geometry
 from spiritlevel.problem import Objective
-from spiritlevel.solvers import L2Ball, SphereAscent
+from spiritlevel.solvers import Centre, L2Ball, SphereAscent
 
 GEOMETRIES: dict[str, Geometry] = {
     "Euclidean": sl.Euclidean(),
@@ -109,36 +105,41 @@ def steps(rounds: int = 4) -> dict[str, Any]:
     }
 
 
-def peak(what: str) -> float:
-    """Peak resident memory of this process in bytes after the named work (run in a process of its own; Linux only)."""
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak this process inherited from its parent
-    model, batch = small()
-    if what == "plain":
-        for _ in range(3):
-            plain(model, batch)
-    else:
-        problem = sl.Problem(model, [batch])
-        chart = problem.chart(GEOMETRIES[what])
-        objective = Objective(problem, chart, batch)
-        SphereAscent(steps=5, tolerance=0.0).maximise(objective, L2Ball(0.02), objective(chart.zeros()))
-    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
-    return float(line.split()[1]) * 1024
+def peak(work: Callable[[], Any]) -> float:
+    """Most bytes of tensors alive at once during the work, beyond those alive before it.
+
+    Counted from the allocator's own events: resident memory moves by several times the parameters from run to run.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        work()
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return float(most)
 
 
 def memory() -> dict[str, Any]:
-    """Peak memory above that of a plain forward-backward, in multiples of the parameters."""
-    parameters = sum(p.numel() * p.element_size() for p in small()[0].parameters())
-    # freed blocks go back to the system at once, so that the peak is that of live memory
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    found = {}
-    for what in ("plain", "Elementwise", "Quotient inverse_gram exact"):
-        line = [sys.executable, "-m", "bench.costs", what]
-        out = subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout
-        found[what] = float(out)
+    """Peak memory above that of a plain forward-backward, in multiples of the parameters; set-up and solver included."""
+    model, batch = small()
+    plain(model, batch)
+    model.zero_grad(set_to_none=True)
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+
+    def measured(geometry: Geometry) -> None:
+        chart = sl.Problem(model, [batch]).chart(geometry)
+        objective = Objective(sl.Problem(model, [batch]), chart, batch)
+        SphereAscent(steps=4, tolerance=0.0).maximise(objective, L2Ball(0.02), Centre(*objective(chart.zeros())))
+
+    alone = peak(lambda: plain(model, batch))
+    model.zero_grad(set_to_none=True)
+    names = ("Euclidean", "Elementwise", "Quotient inverse_gram exact", "Quotient cross_gram second_order")
+    found = {name: peak(lambda name=name: measured(GEOMETRIES[name])) for name in names}  # type: ignore[misc]
     return {
         "parameters, MB": parameters / 1e6,
-        "plain peak, MB": found["plain"] / 1e6,
-        "above plain, in parameters": {n: (v - found["plain"]) / parameters for n, v in found.items() if n != "plain"},
+        "plain peak, MB": alone / 1e6,
+        "above plain, in parameters": {name: (value - alone) / parameters for name, value in found.items()},
     }
 
 
@@ -146,12 +147,11 @@ def setup(rounds: int = 3) -> dict[str, Any]:
     """Finding the symmetries and factoring all heads of ViT-B, in plain forward-backward passes."""
     model, batch = base()
     plain(model, batch)
+    blocks, weights = sl.find_symmetries(model), {n: p.detach() for n, p in model.named_parameters()}
     times: dict[str, list[float]] = {"plain": [], "find": [], "chart": []}
     for _ in range(rounds):
         times["plain"].append(seconds(lambda: plain(model, batch)))
         times["find"].append(seconds(lambda: sl.find_symmetries(model)))
-        blocks = sl.find_symmetries(model)
-        weights = {n: p.detach() for n, p in model.named_parameters()}
         times["chart"].append(seconds(lambda: sl.Quotient().chart(weights, blocks)))
     medians = {n: statistics.median(t) for n, t in times.items()}
     return {
@@ -159,8 +159,3 @@ def setup(rounds: int = 3) -> dict[str, Any]:
         "CPU seconds": medians,
         "set-up / plain": (medians["find"] + medians["chart"]) / medians["plain"],
     }
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.stdout.write(json.dumps(peak(sys.argv[1])))

@@ -278,8 +278,8 @@ def test_broken_files_get_one_clear_error(tmp_path: Path, capfd: pytest.CaptureF
     torch.save([1], tmp_path / "list.pt")
     with pytest.raises(CheckpointError, match="expected a state dict"):
         load_checkpoint(tmp_path / "list.pt", builder)
+    save_file({"w": torch.zeros(1)}, tmp_path / "w.safetensors")
     with pytest.raises(CheckpointError, match=r"torch\.nn\.Module, got dict"):
-        save_file({"w": torch.zeros(1)}, tmp_path / "w.safetensors")
         load_checkpoint(tmp_path / "w.safetensors", f"{__name__}:arrays")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"folder with config\.json"):

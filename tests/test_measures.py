@@ -35,7 +35,7 @@ def bowl(*args: Any, scales: tuple[float, ...] = (1.0,)) -> sl.Problem:
 
 
 def test_average_case_is_half_the_trace() -> None:
-    """Kills: rho for rho^2, a missing half, dividing by the dimension (antithetic pairs leave only chi-square noise)."""
+    """Kills: rho for rho^2, a missing half, dividing by the dimension (pairs leave only chi-square noise)."""
     result = sl.average_case(bowl(), sl.Euclidean(), rho=0.1, samples=4000)
     want = 0.01 * float(CURVATURE.sum()) / 2
     assert result.standard_error is not None

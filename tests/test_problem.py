@@ -119,9 +119,14 @@ def test_the_model_is_untouched(fails: bool) -> None:
 
 def test_evaluation_mode_comes_back_after_an_exception() -> None:
     model = net().train()
-    with pytest.raises(RuntimeError, match="stop"), evaluating(model):
-        assert not model[0].training
-        raise RuntimeError("stop")
+
+    def work() -> None:
+        with evaluating(model):
+            assert not model[0].training
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        work()
     assert model[0].training
 
 

@@ -17,7 +17,7 @@ from spiritlevel.core.results import Status
 from spiritlevel.errors import ArgumentError
 from spiritlevel.solvers.autopgd import AutoPGD
 from spiritlevel.solvers.ball import L2Ball, LinfBall
-from spiritlevel.solvers.base import Solution, Trace
+from spiritlevel.solvers.base import Centre, Solution, Trace
 from spiritlevel.solvers.sphere_ascent import SphereAscent, _Packed, _Run
 
 F = Callable[[Tensor], tuple[float, Tensor]]
@@ -119,8 +119,8 @@ def test_beats_the_plain_iteration() -> None:
 def test_gradient_comes_back_from_the_trial(shift: float) -> None:
     """Kills: any term of the trial forgotten when its gradient is recovered (the ascent heals it, but more slowly)."""
     f, zero = quadratic(symmetric(20, 3, shift), vector(20, 4)), torch.zeros(20, dtype=torch.float64)
-    run = _Run(Trace(f, L2Ball(1.0), f(zero)), L2Ball(1.0), 1.0, 0.0)
-    run.begin_from(*f(zero))
+    run = _Run(Trace(f, L2Ball(1.0), Centre(*f(zero))), L2Ball(1.0), 1.0, 0.0)
+    run.begin_from(Centre(*f(zero)))
     for _ in range(12):
         run.step()
         assert torch.allclose(run._gradient(), f(run.z)[1], rtol=1e-9, atol=1e-9)

@@ -143,8 +143,8 @@ class Problem:
         for i, (a, b) in enumerate(zip(first, second, strict=True)):
             if abs(a - b) > _AGREEMENT * eps * max(abs(a), 1.0):
                 raise NondeterminismError(
-                    f"expected the same loss on each pass, but batch {i} gave {a:.9g}, then {b:.9g}: turn off shuffling, "
-                    "augmentation and any randomness in the model's evaluation mode, or pass a list of fixed batches"
+                    f"expected the same loss on each pass, but batch {i} gave {a:.9g}, then {b:.9g}: turn off "
+                    "shuffling, augmentation and randomness in the model's evaluation mode, or pass fixed batches"
                 )
         self._checked = True
         return first

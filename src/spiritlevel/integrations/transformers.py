@@ -61,8 +61,8 @@ def load_pretrained(folder: Path) -> nn.Module:
     missing = sorted(info.get("missing_keys", []))
     if missing:
         raise CheckpointError(
-            f"expected weights for all of {names[0]}, missing {missing[:5]} ({len(missing)} in all) in {folder}: is this "
-            "a checkpoint of the base model only?"
+            f"expected weights for all of {names[0]}, missing {missing[:5]} ({len(missing)} in all) in {folder}: is "
+            "this a checkpoint of the base model only?"
         )
     result: nn.Module = model.eval()
     return result

@@ -16,7 +16,7 @@ from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.measures.common import Over, base_settings, centre_of, checked_radii, objectives
 from spiritlevel.problem import Objective, Problem
-from spiritlevel.solvers import AutoPGD, Ball, L2Ball, LinfBall, Solution, Solver, SphereAscent
+from spiritlevel.solvers import AutoPGD, Ball, Centre, L2Ball, LinfBall, Solution, Solver, SphereAscent
 
 __all__ = ["Norm", "worst_case"]
 
@@ -133,7 +133,7 @@ def _one_function(
 ) -> None:
     """All radii on one batch, from small to large."""
     chart, generator = objective.chart, torch.Generator().manual_seed(seed)
-    centre = centre_of(objective)
+    centre = Centre(*centre_of(objective), again=lambda: objective(chart.zeros())[1])
     scales = chart.scales() if isinstance(solver, AutoPGD) and solver.baseline else None
     before: Solution | None = None
     for rho, at in found.items():
@@ -143,7 +143,7 @@ def _one_function(
             nonlocal spent
             value, gradient = objective(z)
             spent += 1
-            advance(f"rho {rho:g}: {value - centre[0]:+.4g}")
+            advance(f"rho {rho:g}: {value - centre.value:+.4g}")
             return value, gradient
 
         start = None if before is None or not bool(before.z.any()) else before.z * (rho / ball(rho).norm(before.z))
@@ -153,7 +153,7 @@ def _one_function(
         advance(steps=max(solver.steps - spent, 0))
         if before is not None and before.value > solution.value:  # its point lies in this ball too
             solution = Solution(before.z, before.value, before.residual, solution.status, solution.evaluations)
-        at.gains.append(solution.value - centre[0])
+        at.gains.append(solution.value - centre.value)
         at.states.append(solution.status)
         at.residuals.append(solution.residual)
         at.evaluations.append(solution.evaluations)

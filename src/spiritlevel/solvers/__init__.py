@@ -2,7 +2,18 @@
 
 from spiritlevel.solvers.autopgd import AutoPGD
 from spiritlevel.solvers.ball import Ball, L2Ball, LinfBall
-from spiritlevel.solvers.base import SOLVERS, Function, Solution, Solver
+from spiritlevel.solvers.base import SOLVERS, Centre, Function, Solution, Solver
 from spiritlevel.solvers.sphere_ascent import SphereAscent
 
-__all__ = ["SOLVERS", "AutoPGD", "Ball", "Function", "L2Ball", "LinfBall", "Solution", "Solver", "SphereAscent"]
+__all__ = [
+    "SOLVERS",
+    "AutoPGD",
+    "Ball",
+    "Centre",
+    "Function",
+    "L2Ball",
+    "LinfBall",
+    "Solution",
+    "Solver",
+    "SphereAscent",
+]

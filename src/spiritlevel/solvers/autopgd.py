@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from spiritlevel.core.results import Status
-from spiritlevel.core.shapes import Flat
 from spiritlevel.core.tensors import norm
 from spiritlevel.errors import ArgumentError
 from spiritlevel.solvers.ball import Ball, L2Ball
-from spiritlevel.solvers.base import SOLVERS, Function, Solution, Solver, Trace
+from spiritlevel.solvers.base import SOLVERS, Centre, Function, Solution, Solver, Trace
 
 __all__ = ["AutoPGD"]
 
@@ -67,15 +66,14 @@ class AutoPGD(Solver):
         """
         return cls(steps=steps, baseline=True)
 
-    def maximise(
+    def _maximise(
         self,
         function: Function,
         ball: Ball,
-        centre: tuple[float, Flat],
-        *,
-        start: Flat | None = None,
-        scales: Flat | None = None,
-        noise: Callable[[], Tensor] | None = None,
+        centre: Centre,
+        start: Tensor | None,
+        scales: Tensor | None,
+        noise: Callable[[], Tensor] | None,
     ) -> Solution:
         trace = Trace(function, ball, centre)
         run = self._run_baseline if self.baseline else self._run
@@ -90,7 +88,7 @@ class AutoPGD(Solver):
         self,
         trace: Trace,
         ball: Ball,
-        centre: tuple[float, Tensor] | None,
+        centre: Centre | None,
         start: Tensor | None,
         scales: Tensor | None,
     ) -> Status:
@@ -124,7 +122,7 @@ class AutoPGD(Solver):
         self,
         trace: Trace,
         ball: Ball,
-        centre: tuple[float, Tensor] | None,
+        centre: Centre | None,
         start: Tensor | None,
         scales: Tensor | None,
     ) -> Status:
@@ -148,12 +146,13 @@ class AutoPGD(Solver):
 
 
 def _begin(
-    trace: Trace, ball: Ball, centre: tuple[float, Tensor] | None, start: Tensor | None, steps: int
+    trace: Trace, ball: Ball, centre: Centre | None, start: Tensor | None, steps: int
 ) -> tuple[tuple[Tensor, float, Tensor], int]:
     """First point with value and gradient, and how many evaluations are left."""
     if start is None:
         assert centre is not None
-        return (torch.zeros_like(centre[1]), centre[0], centre[1]), steps
+        gradient = centre.take()
+        return (torch.zeros_like(gradient), centre.value, gradient), steps
     z = ball.project(start)
     return (z, *trace(z)), steps - 1
 
@@ -161,7 +160,7 @@ def _begin(
 def _checkpoints(steps: int, rounded: bool = True) -> set[int]:
     """``w_j = ceil(p_j n)``, ``p_0 = 0, p_1 = 0.22, p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06)``.
 
-    The public baseline takes 0.7 * 20 for a little more than 14 and so checks one step later; ``rounded=False`` does too.
+    The public baseline takes 0.7 * 20 for more than 14 and checks one step later, as does ``rounded=False``.
 
     >>> sorted(_checkpoints(20)), sorted(_checkpoints(20, rounded=False))
     ([5, 9, 12, 14, 16, 18, 19, 20], [5, 9, 12, 15, 16, 18, 19, 20])

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from spiritlevel.core.results import Status
-from spiritlevel.core.shapes import Flat
 from spiritlevel.core.tensors import dot
 from spiritlevel.errors import ArgumentError
 from spiritlevel.solvers.ball import Ball, L2Ball
-from spiritlevel.solvers.base import SOLVERS, Function, Solution, Solver, Trace
+from spiritlevel.solvers.base import SOLVERS, Centre, Function, Solution, Solver, Trace
 
 __all__ = ["SphereAscent"]
 
@@ -66,42 +65,41 @@ class SphereAscent(Solver):
         if not self.tolerance >= 0 or not self.reach > 0:
             raise ArgumentError(f"expected tolerance >= 0 and reach > 0, got {self.tolerance} and {self.reach}")
 
-    def maximise(
+    def _maximise(
         self,
         function: Function,
         ball: Ball,
-        centre: tuple[float, Flat],
-        *,
-        start: Flat | None = None,
-        scales: Flat | None = None,
-        noise: Callable[[], Tensor] | None = None,
+        centre: Centre,
+        start: Tensor | None,
+        scales: Tensor | None,
+        noise: Callable[[], Tensor] | None,
     ) -> Solution:
         if self.restarts and noise is None:
             raise ArgumentError("expected a source of noise for restarts, got none")
         trace = Trace(function, ball, centre)
-        trace.residual = ball.residual(trace.z, centre[1])
-        if trace.residual == 0 and start is None and noise is not None:
-            start = noise()  # a stationary centre: any direction is as good
+        if start is None and ball.dual(centre.gradient()) == 0:
+            trace.residual = 0.0
+            start = None if noise is None else noise()  # a stationary centre: any direction is as good
         run = self._on_sphere if isinstance(ball, L2Ball) else self._conditional
         run(trace, ball, centre, start)
         for _ in range(self.restarts):
             run(trace, ball, centre, noise())  # type: ignore[misc]  # checked above
         return trace.solution(Status.CONVERGED if trace.residual <= self.tolerance else Status.BUDGET)
 
-    def _on_sphere(self, trace: Trace, ball: Ball, centre: tuple[float, Tensor], start: Tensor | None) -> None:
-        run, left = _Run(trace, ball, self.reach, centre[0]), self.steps
+    def _on_sphere(self, trace: Trace, ball: Ball, centre: Centre, start: Tensor | None) -> None:
+        run, left = _Run(trace, ball, self.reach, centre.value), self.steps
         if start is None or not run.begin_at(ball.unit(start) * ball.radius):
-            if ball.dual(centre[1]) == 0:
+            if ball.dual(centre.gradient()) == 0:
                 return
-            run.begin_from(*centre)
+            run.begin_from(centre)
         left -= run.spent
         while left > 0 and run.residual > self.tolerance and run.moving:
             run.step()
             left -= 1
 
-    def _conditional(self, trace: Trace, ball: Ball, centre: tuple[float, Tensor], start: Tensor | None) -> None:
+    def _conditional(self, trace: Trace, ball: Ball, centre: Centre, start: Tensor | None) -> None:
         """``z <- z + t (rho unit(g) - z)``: t = 1 until that falls, then where a parabola peaks."""
-        (value, g), z, left, share = centre, torch.zeros_like(centre[1]), self.steps, 1.0
+        value, z, g, left, share = centre.value, centre.zero, centre.take(), self.steps, 1.0
         if start is not None:
             at = ball.project(start)
             found, gradient = trace(at)
@@ -135,11 +133,11 @@ class _Run:
         self._tau, self._scale, self._falls = 0.0, 1.0, 0
         self.residual, self.moving, self.spent = 1.0, True, 0
 
-    def begin_from(self, value: float, g: Tensor) -> None:
-        """Start at the centre, along its gradient."""
-        self.z, self.value = torch.zeros_like(g) if self._trace.z.any() else self._trace.z, value
-        self.trial = self._ball.unit(g) * self._radius
+    def begin_from(self, centre: Centre) -> None:
+        """Start at the centre, along its gradient, whose memory becomes the trial's."""
+        self.z, self.value, g = centre.zero, centre.value, centre.take()
         self._scale = self._ball.dual(g) / self._radius
+        self.trial = g.div_(self._scale)
 
     def begin_at(self, z: Tensor) -> bool:
         """Start at a given point; False if the function is not finite there."""

@@ -24,7 +24,7 @@ def load_checkpoint(path: str | Path, builder: str | None = None) -> nn.Module:
 
     Args:
         path: a local Hugging Face folder (``config.json`` and safetensors), or a file of weights: ``.safetensors``,
-            or a pickle (``.pt``, ``.pth``, ``.bin``) that torch's restricted unpickler can read. Other pickles are refused.
+            or a pickle (``.pt``, ``.pth``, ``.bin``) that torch's restricted unpickler can read. Others are refused.
         builder: ``package.module:function`` that returns the model the weights of a file belong to; it is called
             without arguments, and it is your code that runs.
     """
