@@ -63,7 +63,7 @@ format: setup  ## Put the code in format and mend what ruff can mend
 	@$(BIN)/ruff format
 
 bench: setup  ## Run the benchmarks and write bench/results.json
-	@$(BIN)/python -m bench --json bench/results.json
+	@KINETO_LOG_LEVEL=99 OMP_NUM_THREADS=1 $(BIN)/python -m bench --json bench/results.json
 
 clean:  ## Remove .venv, caches and build products
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist build

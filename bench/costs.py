@@ -121,7 +121,7 @@ def peak(work: Callable[[], Any]) -> float:
 
 
 def memory() -> dict[str, Any]:
-    """Peak memory above that of a plain forward-backward, in multiples of the parameters; set-up and solver included."""
+    """Peak memory above that of a plain forward-backward, in parameters; set-up and solver included."""
     model, batch = small()
     plain(model, batch)
     model.zero_grad(set_to_none=True)
