@@ -21,7 +21,7 @@ import spiritlevel as sl
 from oracles import Shape
 
 F64 = torch.float64
-SOLVER = sl.solvers.AutoPGD(steps=150, restarts=2, tolerance=1e-10)
+SOLVER = sl.solvers.SphereAscent(steps=200, tolerance=1e-12)
 
 
 class Attention(nn.Module):

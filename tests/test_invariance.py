@@ -142,8 +142,8 @@ def block() -> sl.Pair:
 def test_cross_gram_near_its_edge(ratio: float) -> None:
     """Section 2.3 of the mathematics: M falls by sqrt(2) |z| and ends at 0 when |z| = s / sqrt(2).
 
-    The loss is -M, so the rise is min(sqrt(2) rho, s): linear below the edge and constant above it. Kills: stepping over
-    the edge (the rise would go on growing), a status or ratio that is not reported, a wrong power of s.
+    The loss is -M, so the rise is min(sqrt(2) rho, s): linear below the edge and constant above it. Kills: stepping
+    over the edge (the rise would go on growing), a status or ratio that is not reported, a wrong power of s.
     """
     problem, s = one_head()
     result = sl.worst_case(problem, sl.Quotient("cross_gram", blocks=[block()]), ratio * s)

@@ -19,7 +19,7 @@ from spiritlevel.errors import (
     NondeterminismError,
     SpiritlevelError,
 )
-from spiritlevel.geometry import Euclidean
+from spiritlevel.geometry import Elementwise, Euclidean
 from spiritlevel.problem import Objective
 
 
@@ -351,6 +351,43 @@ def test_torch_losses_and_own_losses_agree() -> None:
         for loss in (None, nn.CrossEntropyLoss(), lambda out, b: F.cross_entropy(out, b[1]))
     ]
     assert values == pytest.approx([values[0]] * 3, rel=1e-12)
+
+
+def test_curvature_is_the_dense_hessian() -> None:
+    """Kills: a Gauss-Newton product, a dropped share of a micro-batch."""
+    model, (x, y) = net(), batch()
+    problem = sl.Problem(model, [(x, y)], micro_batch=3)
+    chart = problem.chart(Elementwise("geodesic"))
+    objective = Objective(problem, chart, (x, y))
+    whole = sl.Problem(model, [(x, y)])
+    dense = torch.autograd.functional.hessian(lambda z: whole.tensor(chart.weights(z), (x, y)), chart.zeros())
+    v = chart.gaussian(torch.Generator().manual_seed(0))
+    torch.testing.assert_close(objective.curvature(chart.zeros(), v), dense @ v, rtol=1e-10, atol=1e-12)
+
+
+class Fused(nn.Module):
+    """torch's fused attention, which has no second derivative on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.inner(x.unsqueeze(0).unsqueeze(0)).chunk(3, dim=-1)
+        out: Tensor = F.scaled_dot_product_attention(q, k, v)[0, 0]
+        return out
+
+
+def test_fused_attention_measures_and_says_what_to_switch_for_second_derivatives() -> None:
+    data = batch(dtype=torch.float32)
+    problem = sl.Problem(Fused(), [data])
+    assert sl.adaptive_sharpness(problem, 0.1).value > 0
+    chart = problem.chart(Euclidean())
+    objective, v = Objective(problem, chart, data), chart.gaussian(torch.Generator().manual_seed(0))
+    with pytest.raises(DerivativeError, match=r"SDPBackend\.MATH"):
+        objective.curvature(chart.zeros(), v)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert torch.isfinite(objective.curvature(chart.zeros(), v)).all()
 
 
 def test_max_batches_and_chosen_parameters() -> None:

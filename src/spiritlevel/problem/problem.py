@@ -1,8 +1,4 @@
-"""A model, a loss and data: the function whose flatness is measured.
-
-`Problem` evaluates the loss at any weights without touching the model; `Objective` is the loss of one batch pulled
-back to the coordinates of a chart, with its gradient.
-"""
+"""A model, a loss and data: the loss at any weights, without touching the model."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from spiritlevel.errors import ArgumentError, DataError, LossError, ModelError, 
 from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.symmetry import check_blocks, find_symmetries
 
-__all__ = ["Objective", "Problem"]
+__all__ = ["Problem"]
 
 Loss = Callable[[Any, Any], Tensor]
 Weights = Mapping[str, Tensor]
@@ -200,59 +196,6 @@ class Problem:
         if getattr(self.model, "loss_type", None) == "ForCausalLM" and isinstance(batch, Mapping):
             batch = {**batch, "labels": batch["labels"][..., 1:]}  # transformers shifts the labels by one
         return int(count(batch))
-
-
-class Objective:
-    """The loss in the coordinates of a chart: ``z -> f(z)`` and its gradient.
-
-    Args:
-        problem: model, loss and data.
-        chart: from `Problem.chart`.
-        batch: the batch it is the loss of; None for the mean over all batches of the problem, each weighted by its
-            number of loss terms.
-
-    Attributes:
-        evaluations: how many gradients were computed.
-    """
-
-    def __init__(self, problem: Problem, chart: Chart, batch: Any = None) -> None:
-        self.problem, self.chart = problem, chart
-        self.evaluations = 0
-        self._batch = batch
-        self._terms = 0 if batch is not None else sum(problem.terms(b) for b in problem.batches())
-
-    def _parts(self) -> Iterator[tuple[Any, float]]:
-        """Micro-batches and the share each has in the mean."""
-        if self._batch is not None:
-            yield from self.problem.parts(self._batch)
-            return
-        for batch in self.problem.batches():
-            weight = self.problem.terms(batch) / self._terms
-            yield from ((part, share * weight) for part, share in self.problem.parts(batch))
-
-    def __call__(self, z: Tensor) -> tuple[float, Tensor]:
-        """Value and gradient at ``z``. Either may be non-finite: that is for the caller to judge."""
-        self.evaluations += 1
-        moved, pull_back = self.chart.evaluate(z)
-        weights = {n: w.detach().requires_grad_() for n, w in moved.items()}
-        names, total = list(weights), 0.0
-        gradient: dict[str, Tensor] = {}
-        for part, share in self._parts():
-            with torch.enable_grad():
-                loss = self.problem.tensor(weights, part) * share
-            total += float(loss.detach())
-            pulled = torch.autograd.grad(loss, [weights[n] for n in names], materialize_grads=True)
-            for n, g in zip(names, pulled, strict=True):
-                gradient[n] = gradient[n] + g if n in gradient else g
-            del loss, pulled
-        del weights, moved
-        return total, pull_back(gradient)
-
-    def value(self, z: Tensor) -> float:
-        """``f(z)`` alone, by one forward pass; may be non-finite."""
-        with torch.no_grad():
-            weights = self.chart.weights(z)
-            return math.fsum(share * float(self.problem.tensor(weights, part)) for part, share in self._parts())
 
 
 def _as_loss(loss: Loss | nn.Module | None, normalize_logits: bool) -> Loss:
