@@ -76,6 +76,7 @@ def steps(rounds: int = 4) -> dict[str, Any]:
     model, batch = small()
     problem = sl.Problem(model, [batch])
     runs: dict[str, Callable[[], Any]] = {}
+    counts: list[int] = []
     solver = SphereAscent(steps=_EVALUATIONS, tolerance=0.0)
     for name, geometry in GEOMETRIES.items():
         chart = problem.chart(geometry)
@@ -83,8 +84,7 @@ def steps(rounds: int = 4) -> dict[str, Any]:
         centre = objective(chart.zeros())
 
         def run(objective: Objective = objective, centre: tuple[float, Tensor] = centre) -> None:
-            solution = solver.maximise(objective, L2Ball(0.02), centre)
-            assert solution.evaluations == _EVALUATIONS
+            counts.append(solver.maximise(objective, L2Ball(0.1), centre).evaluations)
 
         runs[name] = run
     plain(model, batch)
@@ -93,7 +93,8 @@ def steps(rounds: int = 4) -> dict[str, Any]:
     for _ in range(rounds):
         for name, run in runs.items():
             before = seconds(lambda: plain(model, batch))
-            mine = seconds(run) / _EVALUATIONS
+            spent = seconds(run)
+            mine = spent / counts[-1]
             after = seconds(lambda: plain(model, batch))
             base_times += [before, after]
             ratios[name].append(mine / ((before + after) / 2))

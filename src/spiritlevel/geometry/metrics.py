@@ -121,8 +121,13 @@ class InverseGram(PairMetric):
 
     @staticmethod
     def _ends(gauge: Gauge, a: _Side, b: _Side, curve: Curve) -> Ends:
-        end = {"exact": _exact, "second_order": _second_order, "first_order": _first_order}[curve]
+        end = {"exact": _turned, "second_order": _second_order, "first_order": _first_order}[curve]
         (p, q), (u, w), s = end(a), end(b), gauge.values.unsqueeze(-2)
+        if curve == "exact":
+            # The geodesics are exp(X - X*) U exp(alpha*) and exp(Y - Y*) V exp(beta*) S. Horizontal is beta = alpha* up
+            # to S, so exp(alpha*) S exp(beta) = exp(2 alpha*) S: all of it on the left, another point of the orbit.
+            turn = _exponential(2 * adjoint(a.core))
+            p, q = p @ turn, q @ turn
         return (p, q), (u * s, w * s)  # Exp_{V S}(y S) = Exp_V(y) S
 
     @staticmethod
@@ -198,35 +203,44 @@ def _second_order(x: _Side) -> tuple[Tensor, Tensor]:
     return one + x.core + x.core @ change - speed / 2, one + change
 
 
-def _exact(x: _Side) -> tuple[Tensor, Tensor]:
-    """The geodesic ``exp(X - X*) W exp(x* W)``, ``X = x W*``, at orthonormal W, by h x h work only.
+def _turned(x: _Side) -> tuple[Tensor, Tensor]:
+    """``exp(X - X*) W`` with ``X = x W*``, at orthonormal W, by h x h work only.
 
-    With the core ``alpha = W* x`` and ``c = k* k``, the first product is
-    ``[W, k] exp([[alpha - alpha*, -c], [1, 0]]) [1; 0]``: a short Taylor series of an action, cheap to differentiate.
+    With the core ``alpha = W* x`` and ``c = k* k`` it is ``[W, k] exp([[alpha - alpha*, -c], [1, 0]]) [1; 0]``: a short
+    Taylor series of an action, cheap to differentiate.
     """
-    pieces, terms = _taylor_plan(x)
-    skew, gram = (x.core - adjoint(x.core)) / pieces, x.gram / pieces
-    turn = adjoint(x.core) / pieces
-    top = last = _identity(x.core)
-    low = torch.zeros_like(x.core)
+    skew, gram, top, low = x.core - adjoint(x.core), x.gram, _identity(x.core), torch.zeros_like(x.core)
+    stretch = gram.detach().diagonal(dim1=-2, dim2=-1).real.sum(-1).clamp_min(0).sqrt()
+    pieces, terms = _taylor_plan(torch.linalg.matrix_norm(skew.detach()) + stretch)
+    skew, gram = skew / pieces, gram / pieces
     for _ in range(pieces):
-        t, q, e = top, low, last
+        t, q = top, low
         for j in range(1, terms + 1):
-            t, q, e = (skew @ t - gram @ q) / j, t / (j * pieces), e @ turn / j
-            top, low, last = top + t, low + q, last + e
-    return top @ last, low @ last
+            t, q = (skew @ t - gram @ q) / j, t / (j * pieces)
+            top, low = top + t, low + q
+    return top, low
 
 
-def _taylor_plan(x: _Side) -> tuple[int, int]:
+def _exponential(x: Tensor) -> Tensor:
+    """The matrix exponential by its Taylor series: autodiff through it is cheap, through ``torch.matrix_exp`` dear."""
+    pieces, terms = _taylor_plan(torch.linalg.matrix_norm(x.detach()))
+    total, x = _identity(x), x / pieces
+    for _ in range(pieces):
+        term = total
+        for j in range(1, terms + 1):
+            term = term @ x / j
+            total = total + term
+    return total
+
+
+def _taylor_plan(lengths: Tensor) -> tuple[int, int]:
     """How many pieces to cut a step into, and how many Taylor terms each takes, for full working precision."""
-    core, gram = x.core.detach(), x.gram.detach()
-    square = core.abs().square().sum((-2, -1)) + gram.diagonal(dim1=-2, dim2=-1).real.sum(-1)
-    length = math.sqrt(max(float(square.max()), 0.0)) if square.numel() else 0.0
+    length = float(lengths.max()) if lengths.numel() else 0.0
     if not math.isfinite(length):
         return 1, 1
-    pieces = max(1, math.ceil(length))
-    size, eps = 2 * length / pieces, torch.finfo(core.dtype).eps / 4  # the block matrix is no longer than 2 |x|
-    terms, bound = 1, size
+    pieces, eps = max(1, math.ceil(length)), torch.finfo(lengths.dtype).eps / 2
+    terms = 1
+    bound = size = length / pieces
     while bound > eps:
         terms += 1
         bound *= size / terms
