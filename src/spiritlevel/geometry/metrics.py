@@ -209,13 +209,16 @@ def _turned(x: _Side) -> tuple[Tensor, Tensor]:
     With the core ``alpha = W* x`` and ``c = k* k`` it is ``[W, k] exp([[alpha - alpha*, -c], [1, 0]]) [1; 0]``: a short
     Taylor series of an action, cheap to differentiate.
     """
-    skew, gram, top, low = x.core - adjoint(x.core), x.gram, _identity(x.core), torch.zeros_like(x.core)
+    skew, gram, one = x.core - adjoint(x.core), x.gram, _identity(x.core)
     stretch = gram.detach().diagonal(dim1=-2, dim2=-1).real.sum(-1).clamp_min(0).sqrt()
     pieces, terms = _taylor_plan(torch.linalg.matrix_norm(skew.detach()) + stretch)
     skew, gram = skew / pieces, gram / pieces
-    for _ in range(pieces):
-        t, q = top, low
-        for j in range(1, terms + 1):
+    top, low, t, q = one + skew, one / pieces, skew, one / pieces  # the first term from [1; 0] takes no product
+    for piece in range(pieces):
+        if piece:
+            t, q = (skew @ top - gram @ low), top / pieces
+            top, low = top + t, low + q
+        for j in range(2, terms + 1):
             t, q = (skew @ t - gram @ q) / j, t / (j * pieces)
             top, low = top + t, low + q
     return top, low
@@ -224,10 +227,13 @@ def _turned(x: _Side) -> tuple[Tensor, Tensor]:
 def _exponential(x: Tensor) -> Tensor:
     """The matrix exponential by its Taylor series: autodiff through it is cheap, through ``torch.matrix_exp`` dear."""
     pieces, terms = _taylor_plan(torch.linalg.matrix_norm(x.detach()))
-    total, x = _identity(x), x / pieces
-    for _ in range(pieces):
-        term = total
-        for j in range(1, terms + 1):
+    x = x / pieces
+    total, term = _identity(x) + x, x
+    for piece in range(pieces):
+        if piece:
+            term = total @ x
+            total = total + term
+        for j in range(2, terms + 1):
             term = term @ x / j
             total = total + term
     return total
