@@ -62,6 +62,7 @@ def test_gradient_norm_in_three_geometries() -> None:
     """Kills: the Euclidean norm everywhere; 1/w for w."""
     start, slope = (2.0, 0.0, 1.0), (1.0, 1.0, 1.0)
     problem = bowl(start, slope)
+    assert sl.gradient_norm(problem, sl.Euclidean()).status == sl.Status.EXACT
     gradient = CURVATURE * torch.tensor(start) + 1
     scaled = gradient * torch.tensor(start)
     assert sl.gradient_norm(problem, sl.Euclidean()).value == pytest.approx(float(gradient.norm()), rel=1e-12)

@@ -12,20 +12,9 @@ from spiritlevel.core.registry import Registry
 from spiritlevel.errors import ArgumentError
 
 FIXED = [
-    "Problem",
-    "find_symmetries",
-    "verify_symmetries",
-    "move_along_orbit",
-    "Euclidean",
-    "Elementwise",
-    "Diagonal",
-    "Quotient",
-    "worst_case",
-    "average_case",
-    "gradient_norm",
-    "adaptive_sharpness",
-    "geodesic_sharpness",
-    "solvers",
+    *("Problem", "find_symmetries", "verify_symmetries", "move_along_orbit"),
+    *("Euclidean", "Elementwise", "Diagonal", "Quotient"),
+    *("worst_case", "average_case", "gradient_norm", "adaptive_sharpness", "geodesic_sharpness", "solvers"),
 ]
 
 

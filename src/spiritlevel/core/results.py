@@ -18,6 +18,8 @@ __all__ = ["Curve", "Measurement", "Status", "standard_error"]
 class Status(StrEnum):
     """How a measurement ended; the worst over its batches."""
 
+    EXACT = "exact"
+    """No search and no sample: the number itself, but for rounding."""
     CONVERGED = "converged"
     """Stopped by itself: the stated residual was reached."""
     ESTIMATE = "estimate"

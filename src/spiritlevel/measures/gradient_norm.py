@@ -39,7 +39,7 @@ def gradient_norm(
         value=fmean(norms),
         per_batch=tuple(norms),
         standard_error=standard_error(norms),
-        status=Status.CONVERGED,
+        status=Status.EXACT,
         stats={"evaluations": len(norms), "seconds": time.perf_counter() - began},
         settings=base_settings(problem, geometry, chart, over),
     )
