@@ -82,9 +82,30 @@ class PairMetric(ABC):
     @classmethod
     def move(cls, gauge: Gauge, a: Matrices, b: Matrices, curve: Curve) -> tuple[Tensor, Tensor]:
         """The factors ``(G, H)`` at the end of the curve that starts along the horizontal part of ``(a, b)``."""
-        a, b, alpha, beta, side_a, side_b = cls._sides(gauge, a, b)
-        (p, q), (u, w) = cls._ends(gauge, side_a, side_b, curve)
-        return gauge.left @ (p - alpha @ q) + a @ q, gauge.right @ (u - beta @ w) + b @ w
+        a, b = gauge.living(a), gauge.living(b)
+        p, q, u, w = cls._coefficients(gauge, *_small(gauge, a, b), curve)
+        return gauge.left @ p + a @ q, gauge.right @ u + b @ w
+
+    @classmethod
+    def pull_back(
+        cls, gauge: Gauge, a: Matrices, b: Matrices, curve: Curve, left: Matrices, right: Matrices
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients in ``a`` and ``b``, given those in the factors at the end of the curve.
+
+        What `move` is under autograd, with autograd on the h x h matrices alone.
+        """
+        a, b = gauge.living(a), gauge.living(b)
+        with torch.enable_grad():
+            alpha, beta, gram_a, gram_b = small = [x.requires_grad_() for x in _small(gauge, a, b)]
+            ends = cls._coefficients(gauge, alpha, beta, gram_a, gram_b, curve)
+        sides = zip(ends, (gauge.left, a, gauge.right, b), (left, left, right, right), strict=True)
+        moved = [(end, adjoint(x) @ c) for end, x, c in sides if end.requires_grad]  # some curves keep some fixed
+        alpha, beta, gram_a, gram_b = torch.autograd.grad(
+            [end for end, _ in moved], small, [covector for _, covector in moved], materialize_grads=True
+        )
+        pulled_a = left @ adjoint(ends[1].detach()) + gauge.left @ alpha + a @ (gram_a + adjoint(gram_a))
+        pulled_b = right @ adjoint(ends[3].detach()) + gauge.right @ beta + b @ (gram_b + adjoint(gram_b))
+        return gauge.living(pulled_a), gauge.living(pulled_b)
 
     @classmethod
     def stopped(cls, gauge: Gauge, a: Matrices, b: Matrices) -> Tensor:
@@ -93,13 +114,26 @@ class PairMetric(ABC):
         return torch.zeros(gauge.values.shape[0], dtype=torch.bool, device=gauge.values.device)
 
     @classmethod
-    def _sides(cls, gauge: Gauge, a: Matrices, b: Matrices) -> tuple[Tensor, Tensor, Tensor, Tensor, _Side, _Side]:
-        """Both coordinates without dead columns, their cores, and the horizontal velocities."""
-        a, b = gauge.living(a), gauge.living(b)
-        alpha, beta = adjoint(gauge.left) @ a, adjoint(gauge.right) @ b
+    def _sides(cls, gauge: Gauge, alpha: Tensor, beta: Tensor, gram_a: Tensor, gram_b: Tensor) -> tuple[_Side, _Side]:
+        """The horizontal velocities, from the cores ``W* x`` and the Gram matrices ``x* x`` of any others."""
         flat_alpha, flat_beta = cls._horizontal(gauge, alpha, beta)
-        gram_a, gram_b = (adjoint(x) @ x - adjoint(core) @ core for x, core in ((a, alpha), (b, beta)))
-        return a, b, alpha, beta, _Side(flat_alpha, gram_a), _Side(flat_beta, gram_b)
+        return (
+            _Side(flat_alpha, gram_a - adjoint(alpha) @ alpha),
+            _Side(flat_beta, gram_b - adjoint(beta) @ beta),
+        )
+
+    @classmethod
+    def _coefficients(
+        cls, gauge: Gauge, alpha: Tensor, beta: Tensor, gram_a: Tensor, gram_b: Tensor, curve: Curve
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The h x h matrices with which the curve ends at ``U p + a q`` and ``V u + b w``."""
+        (p, q), (u, w) = cls._ends(gauge, *cls._sides(gauge, alpha, beta, gram_a, gram_b), curve)
+        return p - alpha @ q, q, u - beta @ w, w
+
+
+def _small(gauge: Gauge, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Cores and Gram matrices of both coordinates."""
+    return adjoint(gauge.left) @ a, adjoint(gauge.right) @ b, adjoint(a) @ a, adjoint(b) @ b
 
 
 METRICS: Registry[type[PairMetric]] = Registry("metric")
@@ -174,7 +208,7 @@ class CrossGram(PairMetric):
 
     @classmethod
     def stopped(cls, gauge: Gauge, a: Matrices, b: Matrices) -> Tensor:
-        *_, side_a, side_b = cls._sides(gauge, a, b)
+        side_a, side_b = cls._sides(gauge, *_small(gauge, gauge.living(a), gauge.living(b)))
         return cross_geodesic(gauge, side_a.core, side_b.core, side_a.gram, side_b.gram)[2]
 
     @staticmethod

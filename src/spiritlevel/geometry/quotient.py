@@ -62,21 +62,16 @@ class _Pairs(Part):
         for block, g, h in pieces:
             block.write(into, g, h)
 
-    def _ends(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return self._metric.move(self.gauge, *self._matrices(z), self._curve)
-
     def write(self, z: Flat, into: dict[str, Tensor]) -> None:
-        self._spread(*self._ends(z), into)
+        self._spread(*self._metric.move(self.gauge, *self._matrices(z), self._curve), into)
 
     def evaluate(self, z: Flat, into: dict[str, Tensor]) -> PullBack:
         self.write(z, into)
 
         def pull_back(gradient: Weights, slot: Tensor) -> None:
-            with torch.enable_grad():  # once more: what autograd keeps of it would weigh on the network's own pass
-                point = z.detach().requires_grad_()
-                ends = self._ends(point)
-            covectors = [f.to(e.dtype) for f, e in zip(self._read(gradient), ends, strict=True)]
-            slot.copy_(torch.autograd.grad(ends, point, covectors)[0])
+            # the curve is computed once more: what autograd keeps of it would weigh on the network's own pass
+            left, right = (c.to(self.gauge.left.dtype) for c in self._read(gradient))
+            slot.copy_(self._flat(*self._metric.pull_back(self.gauge, *self._matrices(z), self._curve, left, right)))
 
         return pull_back
 

@@ -19,6 +19,7 @@ from spiritlevel.solvers.base import SOLVERS, Centre, Function, Solution, Solver
 __all__ = ["SphereAscent"]
 
 _CHUNK = 1 << 18  # entries worked on at a time: no temporary of a whole model's size
+_PIECE = 1 << 10  # entries summed in the coordinates' own precision: in float32 within 1e-6 of the longest products
 _BLOCK = 64  # entries that share a scale in `_Packed`
 _ROUNDING = 8.0  # ours: values this many roundings apart are the same, and the residual decides
 _FLAT = 1e-6  # ours: a secant with less of its squared length along the sphere says nothing about it
@@ -240,8 +241,8 @@ class _Frame:
         total = np.zeros((6, 6))
         for at in _chunks(self.z):
             s, y = self.secants(at)
-            rows = torch.stack([*s, *y, self.g[at], self.z[at]]).double()
-            total += (rows @ rows.T).cpu().numpy()
+            rows = torch.stack([*s, *y, self.g[at], self.z[at]])
+            total += _gram(rows).cpu().numpy()
         return total
 
 
@@ -319,6 +320,15 @@ class _Packed:
 def _chunks(x: Tensor) -> Iterator[slice]:
     for i in range(0, x.numel(), _CHUNK):
         yield slice(i, min(i + _CHUNK, x.numel()))
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """All inner products of a few long rows: short pieces in their own precision, their sums in float64."""
+    whole = rows.shape[1] // _PIECE * _PIECE
+    pieces = rows[:, :whole].unflatten(1, (-1, _PIECE)).transpose(0, 1)
+    rest = rows[:, whole:].double()
+    total: Tensor = (pieces @ pieces.mT).double().sum(0) + rest @ rest.T
+    return total
 
 
 def _shorter(slope: float, gain: float) -> float:
