@@ -23,9 +23,10 @@ __all__ = ["Factor", "Piece"]
 class Piece:
     """Where some rows of a factor lie in one parameter.
 
-    The parameter is viewed as ``shape``, indexed by ``index``, and the axes of the result are named: ``batch`` axes
-    run over heads, ``rows`` axes over the rows of the factor, ``column`` is the axis the group mixes (None: a single
-    column), ``pair`` an axis of length two that holds real and imaginary part of a complex column (None: real).
+    The parameter is viewed as ``shape``, indexed by ``index``, its axes split further into the shape ``split`` (empty:
+    left as they are), and the axes of the result are named: ``batch`` axes run over heads, ``rows`` axes over the rows
+    of the factor, ``column`` is the axis the group mixes (None: a single column), ``pair`` an axis of length two that
+    holds real and imaginary part of a complex column (None: real).
 
     >>> weight = torch.arange(6.0).reshape(2, 3)  # one head of width 2 on 3 inputs: rows of the weight are columns of G
     >>> Piece("w", shape=(1, 2, 3), batch=(0,), rows=(2,), column=1).read({"w": weight})
@@ -41,10 +42,12 @@ class Piece:
     column: int | None
     index: tuple[int | slice, ...] = ()
     pair: int | None = None
+    split: tuple[int, ...] = ()
 
     def _view(self, parameter: Tensor) -> Tensor:
         """(*batch, *rows, column, pair), without flattening: a view of a contiguous parameter."""
         t = parameter.reshape(self.shape)[self.index]
+        t = t.view(self.split) if self.split else t
         order = self.batch + self.rows
         if self.column is None:
             order, t = (*order, t.dim()), t.unsqueeze(-1)
