@@ -76,7 +76,7 @@ class Piece:
     def write(self, weights: Mapping[str, Tensor], value: Tensor) -> None:
         """Put the rows into a contiguous parameter, in place."""
         target = self._view(weights[self.parameter])
-        value = torch.view_as_real(value) if self.pair is not None else value
+        value = torch.view_as_real(value.resolve_conj()) if self.pair is not None else value
         target.copy_(value.reshape(target.shape))
 
     def mark(self, counts: Mapping[str, Tensor]) -> None:

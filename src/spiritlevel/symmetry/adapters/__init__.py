@@ -6,6 +6,7 @@ order in which they are registered, and the first that answers decides.
 """
 
 from spiritlevel.symmetry.adapters.base import ADAPTERS, Adapter, Answer, Refusal, join, label
+from spiritlevel.symmetry.adapters.fused import fused
 from spiritlevel.symmetry.adapters.multihead import multihead
 from spiritlevel.symmetry.adapters.names import heads_of
 from spiritlevel.symmetry.adapters.separate import separate
@@ -16,6 +17,7 @@ __all__ = [
     "Adapter",
     "Answer",
     "Refusal",
+    "fused",
     "heads_of",
     "join",
     "label",

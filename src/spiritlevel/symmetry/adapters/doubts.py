@@ -19,14 +19,14 @@ __all__ = ["doubt", "is_cosine", "sums_to_one"]
 
 _HARMLESS = (nn.Dropout, nn.Identity, nn.Softmax)
 _TURNS = re.compile(r"rot|rope", re.IGNORECASE)  # left to the rotary adapter
-_ADDS = re.compile(r"relative_(attention|position)_bias|^position_bias$|^sinks$")  # to the scores, or beside them
+_ADDS = re.compile(r"relative_attention_bias|position_bias|^sinks$")  # to the scores, or beside them
 _CURVED = {
     *("normalize", "norm", "rms_norm", "layer_norm", "clamp", "clip", "hardtanh", "pow", "square", "exp", "exp2"),
     *("elu", "relu", "relu_", "selu", "gelu", "silu", "sigmoid", "tanh", "softplus", "log", "sqrt", "abs"),
     *("amax", "maximum", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "conv1d", "conv2d", "cdist"),
     *("cumsum", "cumprod", "fft", "rfft", "irfft", "topk", "sort", "multinomial", "cross", "einops"),
 }
-_ASIDE = re.compile(r"pos|bias|mask|ind(ex|ices)|table|scal|coord|dist|bucket|rel|len|size|dim|math|num|torch|nn|^F$")
+_ASIDE = re.compile(r"pos|bias|mask|ind(ex|ices)|table|scal|coord|dist|bucket|rel|len|size|span|max|min|exact|dim|math|num|torch|nn|^F$")
 _SOFTMAX = {"softmax", "scaled_dot_product_attention", "attention_interface", "get_interface", "attn_weights_fn"}
 _SCALE = ("logit_scale",)
 
