@@ -137,6 +137,11 @@ LATENT = {
 SWIN = {"image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 2}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 GAINS = "query gains, key gains"
+MLA = {
+    "queries, keys (plain columns)": "GL(4)^2",
+    "queries, shared key (turned columns)": "GL(1,C)^2",
+    "values, output": "GL(4)^2",
+}
 
 # dimension = GL blocks + key-bias and value-bias translations, counted by hand below
 SPECS: dict[str, Spec] = {
@@ -372,8 +377,8 @@ SPECS: dict[str, Spec] = {
         {"queries, keys": "GL(4)^2", "values, output": "GL(4)^2"},
         64,
     ),
-    "deepseek_v2": Spec(causal("DeepseekV2", **LATENT, **rope()), tokens, "layers.0.self_attn", {}, 0),
-    "deepseek_v3": Spec(causal("DeepseekV3", **LATENT, **rope()), tokens, "layers.0.self_attn", {}, 0),
+    "deepseek_v2": Spec(causal("DeepseekV2", **LATENT, **rope()), tokens, "layers.0.self_attn", MLA, 68),
+    "deepseek_v3": Spec(causal("DeepseekV3", **LATENT, **rope()), tokens, "layers.0.self_attn", MLA, 68),
     "qwen3": Spec(
         causal("Qwen3", **GROUPED, **rope(), head_dim=4),
         tokens,
@@ -412,6 +417,45 @@ SPECS: dict[str, Spec] = {
         {"values, output": "GL(4)^2"},
         32,
     ),
+}
+
+
+def adapted(config: str, model: str = "bert", **options: Any) -> Callable[[], nn.Module]:
+    """A model of the table with an adapter of peft on its queries and values."""
+
+    def build() -> nn.Module:
+        import peft
+
+        return peft.get_peft_model(SPECS[model].build(), getattr(peft, config)(**options))
+
+    return build
+
+
+BERT_TARGETS = {"target_modules": ["query", "value"]}
+QUERY = "layer.0.attention.self.query"
+LOW = {"low rank (default)": "GL(3)"}
+
+LORA: dict[str, Spec] = {
+    "lora": Spec(adapted("LoraConfig", r=3, lora_alpha=5, **BERT_TARGETS), tokens, QUERY, LOW, 9),
+    "rslora": Spec(
+        adapted("LoraConfig", r=3, use_rslora=True, lora_dropout=0.3, **BERT_TARGETS), tokens, QUERY, LOW, 9
+    ),
+    "dora": Spec(adapted("LoraConfig", r=3, use_dora=True, **BERT_TARGETS), tokens, QUERY, LOW, 9),
+    "lora_gpt2": Spec(
+        adapted("LoraConfig", "gpt2", r=3, fan_in_fan_out=True, target_modules=["c_attn"]),
+        tokens,
+        "h.0.attn.c_attn",
+        LOW,
+        9,
+    ),
+    "adalora": Spec(
+        adapted("AdaLoraConfig", init_r=3, target_r=2, total_step=10, **BERT_TARGETS),
+        tokens,
+        QUERY,
+        {"low rank (default)": "GL(1)^3"},
+        3,
+    ),
+    "vera": Spec(adapted("VeraConfig", r=3, **BERT_TARGETS), tokens, QUERY, {"scales (default)": "GL(1)"}, 1),
 }
 
 

@@ -7,6 +7,8 @@ order in which they are registered, and the first that answers decides.
 
 from spiritlevel.symmetry.adapters.base import ADAPTERS, Adapter, Answer, Refusal, join, label
 from spiritlevel.symmetry.adapters.fused import fused
+from spiritlevel.symmetry.adapters.latent import latent
+from spiritlevel.symmetry.adapters.lora import low_rank, vector_scales
 from spiritlevel.symmetry.adapters.multihead import multihead
 from spiritlevel.symmetry.adapters.names import heads_of
 from spiritlevel.symmetry.adapters.separate import separate
@@ -21,7 +23,10 @@ __all__ = [
     "heads_of",
     "join",
     "label",
+    "latent",
+    "low_rank",
     "multihead",
     "projection",
     "separate",
+    "vector_scales",
 ]
