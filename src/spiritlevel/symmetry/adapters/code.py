@@ -40,8 +40,8 @@ def parameters_of(module: nn.Module) -> tuple[str, ...]:
     return tuple(inspect.signature(type(module).forward).parameters)[1:]
 
 
-def calls(module: nn.Module) -> list[ast.Call]:
-    """Every call in the forward pass and in the module's own methods that it uses.
+def calls(module: nn.Module, deep: bool = True) -> list[ast.Call]:
+    """Every call in the forward pass and (if deep) in the module's own methods that it uses.
 
     A branch is left out where its condition, read on this module alone (``self.use_rope``), says it is not taken.
     """
@@ -58,7 +58,7 @@ def calls(module: nn.Module) -> list[ast.Call]:
         for node in _reached(tree.body, module) if tree else ():
             found.append(node)
             called = node.func
-            if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self":
+            if deep and isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self":
                 waiting.append(called.attr)
     return found
 

@@ -31,11 +31,16 @@ _SOFTMAX = {"softmax", "scaled_dot_product_attention", "attention_interface", "g
 _SCALE = ("logit_scale",)
 
 
-def doubt(module: nn.Module, known: set[str]) -> Refusal | None:
-    """A reason to refuse a module whose ``known`` children and parameters are accounted for, or None."""
+def doubt(module: nn.Module, known: set[str], output: str | None = None) -> Refusal | None:
+    """A reason to refuse a module whose ``known`` children and parameters are accounted for, or None.
+
+    What comes before all of those, or after the child ``output``, is outside (a norm of the inputs or of the result).
+    """
     for child, sub in module.named_children():
         harmless = isinstance(sub, _HARMLESS) or "Dropout" in type(sub).__name__
         if child in known or _TURNS.search(child) or _ADDS.search(child) or harmless:
+            continue
+        if _outside(module, child, known - {output}, output):
             continue
         return Refusal(f"attention with a further part {child!r} that may act on queries, keys or values")
     cosine = is_cosine(module)
@@ -47,6 +52,20 @@ def doubt(module: nn.Module, known: set[str]) -> Refusal | None:
         if not (cosine and _name(call) == "normalize"):
             return Refusal(f"attention that calls {_name(call)!r} on what may be queries, keys or values")
     return None
+
+
+def _outside(module: nn.Module, child: str, inner: set[str], output: str | None) -> bool:
+    """Whether a child is called before the projections or after the output, by the lines of the forward pass."""
+    lines: dict[str, list[tuple[int, int]]] = {}
+    for call in calls(module, deep=False):
+        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+            lines.setdefault(call.func.attr, []).append((call.lineno, call.end_lineno or call.lineno))
+    mine, theirs = lines.get(child, []), [x for n in inner for x in lines.get(n, [])]
+    if not mine or len({n for n in inner if n in lines}) < min(3, len(inner)):
+        return False
+    before = max(end for _, end in mine) < min(start for start, _ in theirs)
+    after = bool(lines.get(output or "")) and min(s for s, _ in mine) > max(e for _, e in lines[output or ""])
+    return before or after
 
 
 def is_cosine(module: nn.Module) -> bool:

@@ -64,7 +64,8 @@ def fused(name: str, module: nn.Module, parent: nn.Module | None) -> Answer:
             return Refusal(f"attention whose {role} is {type(x).__name__}, not a plain Linear")
     if count is None:
         return Refusal("attention that does not say how many heads it has (num_attention_heads, num_heads, n_heads)")
-    refusal = doubt(module, {layer_name, out.removeprefix(f"{name}."), *(norms_of(module) or ())})
+    last = out.removeprefix(f"{name}.")
+    refusal = doubt(module, {layer_name, last, *(norms_of(module) or ())}, last)
     if refusal is not None:
         return refusal
     width, rest = divmod(outputs_of(outer)[1], count)

@@ -38,7 +38,8 @@ def separate(name: str, module: nn.Module, parent: nn.Module | None) -> Answer:
     wrong = next((r for r, x in layers.items() if not affine(x)), None)
     if wrong is not None:
         return Refusal(f"attention whose {wrong} is {type(layers[wrong]).__name__}, not a plain Linear")
-    refusal = doubt(module, {q, k, v, out.removeprefix(f"{name}."), *extra.values(), *(norms_of(module) or ())})
+    last = out.removeprefix(f"{name}.")
+    refusal = doubt(module, {q, k, v, last, *extra.values(), *(norms_of(module) or ())}, last)
     if refusal is not None:
         return refusal
     query, key, value = (outputs_of(layers[r])[0] for r in (q, k, v))
