@@ -9,7 +9,18 @@ True
 """
 
 from spiritlevel import solvers
-from spiritlevel.core.blocks import Leftover, Pair, Symmetries
+from spiritlevel.core.blocks import (
+    BatchNorm,
+    Block,
+    Gain,
+    Leftover,
+    Pair,
+    Reader,
+    Rotation,
+    Scale,
+    Symmetries,
+    Translation,
+)
 from spiritlevel.core.losses import CrossEntropy
 from spiritlevel.core.results import Curve, Measurement, Status
 from spiritlevel.core.views import Factor, Piece
@@ -22,21 +33,28 @@ from spiritlevel.symmetry import find_symmetries, move_along_orbit, verify_symme
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchNorm",
+    "Block",
     "CrossEntropy",
     "Curve",
     "Diagonal",
     "Elementwise",
     "Euclidean",
     "Factor",
+    "Gain",
     "Leftover",
     "Measurement",
     "Pair",
     "Piece",
     "Problem",
     "Quotient",
+    "Reader",
+    "Rotation",
+    "Scale",
     "SpiritlevelError",
     "Status",
     "Symmetries",
+    "Translation",
     "adaptive_sharpness",
     "average_case",
     "find_symmetries",

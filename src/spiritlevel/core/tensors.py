@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -9,13 +10,14 @@ from torch import Tensor
 
 __all__ = ["adjoint", "all_finite", "dot", "natural_dtype", "norm", "same_device"]
 
-_CHUNK = 1 << 20  # elements widened at a time: 8 MiB of float64, so that a dot never copies a whole model
+_CHUNK = 1 << 16  # products summed at a time: they stay in the cache, and torch sums so few pairwise
+_SMALL = 1e-20  # ours: squares that add up to less may have lost digits below the smallest float32
 
 
 def dot(x: Tensor, y: Tensor) -> float:
-    """The real inner product of two equally shaped real tensors, accumulated in float64.
+    """The real inner product of two equally shaped real tensors: short sums in their precision, those in float64.
 
-    A float32 dot of two vectors of 2.7 million entries is off by 5e-4; this one is not.
+    A plain float32 dot of two vectors of 2.7 million entries is off by 5e-4; this one by 1e-7 of ``|x| |y|``.
 
     >>> dot(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
     11.0
@@ -23,19 +25,20 @@ def dot(x: Tensor, y: Tensor) -> float:
     x, y = x.detach().reshape(-1), y.detach().reshape(-1)
     if x.dtype == torch.float64:
         return float(x @ y)
-    parts = zip(x.split(_CHUNK), y.split(_CHUNK), strict=True)
-    return float(
-        sum((a.double() @ b.double() for a, b in parts), torch.zeros((), dtype=torch.float64, device=x.device))
-    )
+    parts = [(a * b).sum() for a, b in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True)]
+    return float(torch.stack(parts).double().sum()) if parts else 0.0
 
 
 def norm(x: Tensor) -> float:
-    """The Euclidean norm, accumulated in float64.
+    """The Euclidean norm, accumulated like `dot`.
 
     >>> norm(torch.tensor([3.0, 4.0]))
     5.0
     """
-    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float64))
+    square = dot(x, x)
+    if _SMALL < square < math.inf:
+        return math.sqrt(square)
+    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float64))  # or NaN
 
 
 def adjoint(x: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ class Piece:
     The parameter is viewed as ``shape``, indexed by ``index``, its axes split further into the shape ``split`` (empty:
     left as they are), and the axes of the result are named: ``batch`` axes run over heads, ``rows`` axes over the rows
     of the factor, ``column`` is the axis the group mixes (None: a single column), ``pair`` an axis of length two that
-    holds real and imaginary part of a complex column (None: real).
+    holds real and imaginary part of a complex column (None: real). The group acts on the parameter plus ``offset``
+    (norms that store a gain as its difference from 1).
 
     >>> weight = torch.arange(6.0).reshape(2, 3)  # one head of width 2 on 3 inputs: rows of the weight are columns of G
     >>> Piece("w", shape=(1, 2, 3), batch=(0,), rows=(2,), column=1).read({"w": weight})
@@ -43,6 +44,7 @@ class Piece:
     index: tuple[int | slice, ...] = ()
     pair: int | None = None
     split: tuple[int, ...] = ()
+    offset: float = 0.0
 
     def _view(self, parameter: Tensor) -> Tensor:
         """(*batch, *rows, column, pair), without flattening: a view of a contiguous parameter."""
@@ -68,16 +70,29 @@ class Piece:
 
     def read(self, weights: Mapping[str, Tensor]) -> Tensor:
         """The rows as a tensor (heads, rows, columns), complex where there is a pair axis."""
-        t = self._view(weights[self.parameter])
+        t = self.read_tangent(weights)
+        return t + self.offset if self.offset else t
+
+    def read_tangent(self, tangent: Mapping[str, Tensor]) -> Tensor:
+        """The same of a tangent vector or a gradient, which know no offset."""
+        t = self._view(tangent[self.parameter])
         if self.pair is not None:
             t = torch.view_as_complex(t.contiguous())
         return t.reshape(self.size)
 
     def write(self, weights: Mapping[str, Tensor], value: Tensor) -> None:
         """Put the rows into a contiguous parameter, in place."""
-        target = self._view(weights[self.parameter])
+        self.write_tangent(weights, value - self.offset if self.offset else value)
+
+    def write_tangent(self, tangent: Mapping[str, Tensor], value: Tensor) -> None:
+        """The same for a tangent vector."""
+        target = self._view(tangent[self.parameter])
         value = torch.view_as_real(value.resolve_conj()) if self.pair is not None else value
         target.copy_(value.reshape(target.shape))
+
+    def clear(self, mask: Mapping[str, Tensor]) -> None:
+        """Set every entry it covers of a contiguous mask to False, in place."""
+        self._view(mask[self.parameter]).fill_(False)
 
     def mark(self, counts: Mapping[str, Tensor]) -> None:
         """Add one to every entry it covers of a contiguous count, in place."""
@@ -123,11 +138,26 @@ class Factor:
 
     def read(self, weights: Mapping[str, Tensor]) -> Tensor:
         """(heads, rows, columns)."""
-        parts = [p.read(weights) for p in self.pieces]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return _stacked([p.read(weights) for p in self.pieces])
+
+    def read_tangent(self, tangent: Mapping[str, Tensor]) -> Tensor:
+        """The same of a tangent vector or a gradient."""
+        return _stacked([p.read_tangent(tangent) for p in self.pieces])
 
     def write(self, weights: Mapping[str, Tensor], value: Tensor) -> None:
         """Put (heads, rows, columns) back into contiguous parameters, in place."""
-        parts = value.split([p.size[1] for p in self.pieces], dim=1)
-        for piece, part in zip(self.pieces, parts, strict=True):
+        for piece, part in zip(self.pieces, self._cut(value), strict=True):
             piece.write(weights, part)
+
+    def write_tangent(self, tangent: Mapping[str, Tensor], value: Tensor) -> None:
+        """The same for a tangent vector."""
+        for piece, part in zip(self.pieces, self._cut(value), strict=True):
+            piece.write_tangent(tangent, part)
+
+    def _cut(self, value: Tensor) -> tuple[Tensor, ...]:
+        parts: tuple[Tensor, ...] = value.split([p.size[1] for p in self.pieces], dim=1)
+        return parts
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

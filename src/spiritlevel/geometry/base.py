@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spiritlevel.core.blocks import Pair
+from spiritlevel.core.blocks import Block
 from spiritlevel.core.shapes import Flat
 from spiritlevel.core.tensors import natural_dtype, same_device
 from spiritlevel.errors import ArgumentError, ModelError
+from spiritlevel.geometry.section import Section, Verticals
 
-__all__ = ["Chart", "Geometry", "Part", "PullBack", "Weights"]
+__all__ = ["Chart", "Geometry", "Part", "PullBack", "Weights", "required"]
 
 Weights = Mapping[str, Tensor]
 PullBack = Callable[[Weights, Tensor], None]
@@ -94,12 +95,21 @@ class Chart:
     """Orthonormal coordinates at a set of weights.
 
     Args:
-        weights: the measured parameters, as the user has them.
+        weights: the measured parameters where the chart is built.
         parts: what moves them; every coordinate belongs to one part.
         dtype: precision of the coordinates.
+        section: the way there from the weights as the user has them, where these are others.
+        free: blocks with vertical directions that no part knows of.
     """
 
-    def __init__(self, weights: Weights, parts: Sequence[Part], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        parts: Sequence[Part],
+        dtype: torch.dtype,
+        section: Section | None = None,
+        free: Sequence[Block] = (),
+    ) -> None:
         self.parts = tuple(p for p in parts if p.size)
         self.size = sum(p.size for p in self.parts)
         self.dimension = sum(p.dimension for p in self.parts)
@@ -107,6 +117,10 @@ class Chart:
         self._still = {n: w for n, w in weights.items() if not any(n in p.names for p in self.parts)}
         if self.dimension == 0:
             raise ModelError("expected weights that can move, got none: all are zero, frozen or outside the geometry")
+        self._section = section
+        self._verticals = Verticals(free, dict(weights), self._horizontal) if free else None
+        if self._verticals is not None:
+            self.dimension -= self._verticals.dimension
 
     def _slices(self, z: Tensor) -> list[Tensor]:
         return list(z.split([p.size for p in self.parts]))
@@ -126,14 +140,18 @@ class Chart:
         """
         self._check(z)
         out = dict(self._still)
-        for part, piece in zip(self.parts, self._slices(z), strict=True):
+        for part, piece in zip(self.parts, self._slices(self._removed(z)), strict=True):
             part.write(piece, out)
         return out
+
+    def _removed(self, z: Tensor) -> Tensor:
+        """Without the vertical directions that no part knows of."""
+        return z if self._verticals is None else self._verticals.remove(z)
 
     def project(self, z: Flat) -> Tensor:
         """Orthogonal projection of flat coordinates onto the horizontal space."""
         self._check(z)
-        return torch.cat([p.project(s) for p, s in zip(self.parts, self._slices(z), strict=True)])
+        return self._removed(torch.cat([p.project(s) for p, s in zip(self.parts, self._slices(z), strict=True)]))
 
     def gaussian(self, generator: torch.Generator) -> Tensor:
         """A standard Gaussian on the horizontal space.
@@ -145,17 +163,21 @@ class Chart:
 
     def coordinates(self, tangent: Weights) -> Tensor:
         """Coordinates of a tangent vector given at the user's weights; its vertical part is dropped."""
+        return self._removed(self._horizontal(tangent if self._section is None else self._section.push(dict(tangent))))
+
+    def _horizontal(self, tangent: Weights) -> Tensor:
+        """Coordinates of a tangent vector at the weights of the chart, horizontal part by part."""
         z = self.zeros()
         for part, piece in zip(self.parts, self._slices(z), strict=True):
             part.coordinates(tangent, piece)
-        return self.project(z)
+        return torch.cat([p.project(s) for p, s in zip(self.parts, self._slices(z), strict=True)])
 
     def tangent(self, z: Flat) -> dict[str, Tensor]:
         """The tangent vector at the user's weights with coordinates ``z``: the horizontal lift there."""
         out = {n: torch.zeros_like(w) for n, w in self._still.items()}
         for part, piece in zip(self.parts, self._slices(self.project(z)), strict=True):
             part.tangent(piece, out)
-        return out
+        return out if self._section is None else self._section.pull(out)
 
     def evaluate(self, z: Flat) -> tuple[dict[str, Tensor], Callable[[Weights], Tensor]]:
         """The weights at ``z``, cut off from autograd, and the function that takes their gradient to that of ``f``.
@@ -165,13 +187,14 @@ class Chart:
         self._check(z)
         with torch.no_grad():
             out = dict(self._still)
-            back = [part.evaluate(piece, out) for part, piece in zip(self.parts, self._slices(z), strict=True)]
+            pieces = self._slices(self._removed(z))
+            back = [part.evaluate(piece, out) for part, piece in zip(self.parts, pieces, strict=True)]
 
         def pull_back(gradient: Weights) -> Tensor:
             pulled = torch.empty(self.size, dtype=self.dtype, device=self.device)
             for way, slot in zip(back, self._slices(pulled), strict=True):
                 way(gradient, slot)
-            return pulled
+            return self._removed(pulled)
 
         return out, pull_back
 
@@ -195,29 +218,34 @@ class Chart:
         return sum(p.stopped(s) for p, s in zip(self.parts, self._slices(z), strict=True))
 
 
+def required(weights: Weights) -> dict[str, Tensor]:
+    """The weights, of which there must be some."""
+    if not weights:
+        raise ModelError("expected at least one parameter to measure, got none; unfreeze some or name `parameters`")
+    return dict(weights)
+
+
 class Geometry(ABC):
     """What a straight line and a unit length are."""
 
     needs_blocks = False
     """Whether the chart is built on the symmetries of the model."""
 
-    blocks: Sequence[Pair] | None = None
+    blocks: Sequence[Block] | None = None
     """The symmetries it was given; None where it was given none."""
 
-    def chart(self, weights: Weights, blocks: Sequence[Pair] = ()) -> Chart:
+    def chart(self, weights: Weights, blocks: Sequence[Block] = ()) -> Chart:
         """Coordinates at ``weights``.
 
         Args:
             weights: the measured parameters by name.
             blocks: the symmetries to quotient by, where the geometry does that and was not given its own.
         """
-        if not weights:
-            raise ModelError("expected at least one parameter to measure, got none; unfreeze some or name `parameters`")
-        dtype = natural_dtype(weights.values())
+        dtype = natural_dtype(required(weights).values())
         return Chart(weights, self._parts(weights, blocks, dtype), dtype)
 
     @abstractmethod
-    def _parts(self, weights: Weights, blocks: Sequence[Pair], dtype: torch.dtype) -> list[Part]: ...
+    def _parts(self, weights: Weights, blocks: Sequence[Block], dtype: torch.dtype) -> list[Part]: ...
 
     def rest(self, weights: Weights, masks: Mapping[str, Tensor], dtype: torch.dtype) -> list[Part]:
         """The parts for what another geometry left over.

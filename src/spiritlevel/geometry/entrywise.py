@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from spiritlevel.core.blocks import Pair
+from spiritlevel.core.blocks import Block
 from spiritlevel.core.registry import Registry
 from spiritlevel.core.shapes import Flat
 from spiritlevel.errors import ArgumentError, ModelError
@@ -121,7 +121,7 @@ class _Scaled(_Entrywise):
 
 
 class _EntrywiseGeometry(Geometry):
-    def _parts(self, weights: Weights, blocks: Sequence[Pair], dtype: torch.dtype) -> list[Part]:
+    def _parts(self, weights: Weights, blocks: Sequence[Block], dtype: torch.dtype) -> list[Part]:
         del blocks
         return self.rest(weights, {}, dtype)
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from spiritlevel.core.blocks import Pair
+from spiritlevel.core.blocks import Block, Pair
 from spiritlevel.core.shapes import Flat
+from spiritlevel.core.tensors import natural_dtype
 from spiritlevel.errors import ArgumentError, ModelError
-from spiritlevel.geometry.base import Geometry, Part, PullBack, Weights
+from spiritlevel.geometry.base import Chart, Geometry, Part, PullBack, Weights, required
 from spiritlevel.geometry.cross_geodesic import TOLERANCES
 from spiritlevel.geometry.entrywise import GEOMETRIES, Elementwise
-from spiritlevel.geometry.gauge import canonical_gauge
+from spiritlevel.geometry.gauge import Passage, canonical_gauge
 from spiritlevel.geometry.metrics import METRICS, Curve
+from spiritlevel.geometry.section import Section
 
 __all__ = ["Quotient"]
 
@@ -53,14 +56,14 @@ class _Pairs(Part):
     def _horizontal(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return self._metric.project(self.gauge, *self._matrices(z))
 
-    def _spread(self, left: Tensor, right: Tensor, into: dict[str, Tensor]) -> None:
+    def _spread(self, left: Tensor, right: Tensor, into: dict[str, Tensor], *, tangent: bool = False) -> None:
         """Write the factors of all blocks into their parameters."""
         for name, (shape, dtype) in self._shapes.items():
             if name not in into:
                 into[name] = left.new_empty(shape, dtype=dtype)
         pieces = zip(self._blocks, left.split(self._heads), right.split(self._heads), strict=True)
         for block, g, h in pieces:
-            block.write(into, g, h)
+            (block.write_tangent if tangent else block.write)(into, g, h)
 
     def write(self, z: Flat, into: dict[str, Tensor]) -> None:
         self._spread(*self._metric.move(self.gauge, *self._matrices(z), self._curve), into)
@@ -70,29 +73,32 @@ class _Pairs(Part):
 
         def pull_back(gradient: Weights, slot: Tensor) -> None:
             # the curve is computed once more: what autograd keeps of it would weigh on the network's own pass
-            left, right = (c.to(self.gauge.left.dtype) for c in self._read(gradient))
+            left, right = (c.to(self.gauge.left.dtype) for c in self._read(gradient, tangent=True))
             slot.copy_(self._flat(*self._metric.pull_back(self.gauge, *self._matrices(z), self._curve, left, right)))
 
         return pull_back
 
-    def _read(self, weights: Weights) -> tuple[Tensor, Tensor]:
+    def _read(self, weights: Weights, *, tangent: bool = False) -> tuple[Tensor, Tensor]:
         """Both factors of all blocks."""
-        left, right = zip(*(b.read(weights) for b in self._blocks), strict=True)
+        factors = [b.read_tangent(weights) if tangent else b.read(weights) for b in self._blocks]
+        left, right = zip(*factors, strict=True)
         return torch.cat(left), torch.cat(right)
 
     def project(self, z: Flat) -> Tensor:
         return self._flat(*self._horizontal(z))
 
+    @cached_property
+    def _passage(self) -> Passage:
+        return self.gauge.passage(*self._read(self._weights))
+
     def coordinates(self, tangent: Weights, into: Tensor) -> None:
-        passage = self.gauge.passage(*self._read(self._weights))
-        x, y = (t.to(passage.left.dtype) for t in self._read(tangent))
-        a, b = self._metric.whiten(passage, x, y)
+        x, y = (t.to(self._passage.left.dtype) for t in self._read(tangent, tangent=True))
+        a, b = self._metric.whiten(self._passage, x, y)
         into.copy_(self._flat(self.gauge.living(a), self.gauge.living(b)))
 
     def tangent(self, z: Flat, into: dict[str, Tensor]) -> None:
-        passage = self.gauge.passage(*self._read(self._weights))
-        a, b = (t.to(passage.left.dtype) for t in self._horizontal(z))
-        self._spread(*self._metric.unwhiten(passage, a, b), into)
+        a, b = (t.to(self._passage.left.dtype) for t in self._horizontal(z))
+        self._spread(*self._metric.unwhiten(self._passage, a, b), into, tangent=True)
 
     def describe(self, rho: float) -> dict[str, Any]:
         dead = int((self.gauge.values == 0).sum())
@@ -127,7 +133,7 @@ class Quotient(Geometry):
 
     metric: Literal["inverse_gram", "cross_gram"] = "inverse_gram"
     curve: Curve = "exact"
-    blocks: Sequence[Pair] | None = field(default=None, repr=False)
+    blocks: Sequence[Block] | None = field(default=None, repr=False)
     rest_geometry: Geometry = field(default_factory=Elementwise)
 
     needs_blocks = True
@@ -136,7 +142,7 @@ class Quotient(Geometry):
         self,
         metric: Literal["inverse_gram", "cross_gram"] = "inverse_gram",
         curve: Curve = "exact",
-        blocks: Sequence[Pair] | None = None,
+        blocks: Sequence[Block] | None = None,
         rest: Geometry | None = None,
     ) -> None:
         if metric not in METRICS:
@@ -149,7 +155,7 @@ class Quotient(Geometry):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "rest_geometry", Elementwise() if rest is None else rest)
 
-    def _parts(self, weights: Weights, blocks: Sequence[Pair], dtype: torch.dtype) -> list[Part]:
+    def chart(self, weights: Weights, blocks: Sequence[Block] = ()) -> Chart:
         blocks = list(blocks if self.blocks is None else self.blocks)
         for block in blocks:
             missing = [n for n in block.parameters if n not in weights]
@@ -158,13 +164,19 @@ class Quotient(Geometry):
                     f"expected all parameters of block {block.name!r} among the measured ones, missing {missing}: "
                     "measure them too, or leave the block out"
                 )
+        section, dtype = Section(required(weights), blocks), natural_dtype(weights.values())
+        parts, free = self._parts(section.weights, blocks, dtype), [b for b in blocks if b.free]
+        return Chart(section.weights, parts, dtype, section if section.moves else None, free)
+
+    def _parts(self, weights: Weights, blocks: Sequence[Block], dtype: torch.dtype) -> list[Part]:
         left_over, masks = _uncovered(weights, blocks)
         rest = {n: weights[n] for n in left_over}
         parts = self.rest_geometry.rest(rest, masks, dtype) if rest else []
         groups: dict[tuple[int, int, int, bool], list[Pair]] = {}
         for block in blocks:
-            key = (block.left.rows, block.right.rows, block.width, block.is_complex)
-            groups.setdefault(key, []).append(block)
+            if isinstance(block, Pair):
+                key = (block.left.rows, block.right.rows, block.width, block.is_complex)
+                groups.setdefault(key, []).append(block)
         return parts + [_Pairs(weights, group, self.metric, self.curve, dtype) for group in groups.values()]
 
     def settings(self) -> dict[str, Any]:
@@ -177,19 +189,25 @@ class Quotient(Geometry):
         return f"Quotient(metric={self.metric!r}, curve={self.curve!r}, rest={self.rest_geometry})"
 
 
-def _uncovered(weights: Weights, blocks: Sequence[Pair]) -> tuple[list[str], dict[str, Tensor]]:
-    """Names of parameters with entries outside the blocks, and masks of those entries where only some are."""
+def _uncovered(weights: Weights, blocks: Sequence[Block]) -> tuple[list[str], dict[str, Tensor]]:
+    """Names of parameters with entries outside the blocks, and masks of those entries where only some are.
+
+    Parameters that are partly in pairs and partly frozen are named too, so that something writes their frozen entries.
+    """
     covered: dict[str, Tensor] = {}
+    paired = {n for b in blocks if isinstance(b, Pair) for n in b.parameters}
+    frozen: set[str] = set()
     for block in blocks:
-        for factor in (block.left, block.right):
-            for piece in factor.pieces:
-                w = weights[piece.parameter]
-                count = covered.setdefault(piece.parameter, torch.zeros(w.shape, dtype=torch.uint8, device=w.device))
-                piece.mark(covered)
-                if int(count.max()) > 1:
-                    raise ModelError(
-                        f"expected blocks that share no weights, but an entry of {piece.parameter!r} is in two, one of "
-                        f"them {block.name!r}: leave one of them out"
-                    )
-    masks = {n: c == 0 for n, c in covered.items() if bool((c == 0).any())}
+        pieces = [*block.left.pieces, *block.right.pieces] if isinstance(block, Pair) else list(block.frozen)
+        frozen |= set() if isinstance(block, Pair) else {p.parameter for p in pieces}
+        for piece in pieces:
+            w = weights[piece.parameter]
+            count = covered.setdefault(piece.parameter, torch.zeros(w.shape, dtype=torch.uint8, device=w.device))
+            piece.mark(covered)
+            if int(count.max()) > 1:
+                raise ModelError(
+                    f"expected blocks that share no weights, but an entry of {piece.parameter!r} is in two, one of "
+                    f"them {block.name!r}: leave one of them out"
+                )
+    masks = {n: c == 0 for n, c in covered.items() if bool((c == 0).any()) or n in paired & frozen}
     return [n for n in weights if n not in covered or n in masks], masks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, overload
 
-from spiritlevel.core.blocks import Pair
+from spiritlevel.core.blocks import Block
 from spiritlevel.core.results import Curve, Measurement
 from spiritlevel.geometry import Elementwise, Quotient
 from spiritlevel.measures.common import Over
@@ -76,7 +76,7 @@ def geodesic_sharpness(
     problem: Problem,
     rho: float = 0.1,
     metric: Literal["inverse_gram", "cross_gram"] = "inverse_gram",
-    blocks: Sequence[Pair] | None = None,
+    blocks: Sequence[Block] | None = None,
     solver: Solver | None = None,
     seed: int = 0,
     *,
@@ -90,7 +90,7 @@ def geodesic_sharpness(
     problem: Problem,
     rho: Sequence[float],
     metric: Literal["inverse_gram", "cross_gram"] = "inverse_gram",
-    blocks: Sequence[Pair] | None = None,
+    blocks: Sequence[Block] | None = None,
     solver: Solver | None = None,
     seed: int = 0,
     *,
@@ -103,7 +103,7 @@ def geodesic_sharpness(
     problem: Problem,
     rho: float | Sequence[float] = 0.1,
     metric: Literal["inverse_gram", "cross_gram"] = "inverse_gram",
-    blocks: Sequence[Pair] | None = None,
+    blocks: Sequence[Block] | None = None,
     solver: Solver | None = None,
     seed: int = 0,
     *,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.core.batches import batch_size, cut, to_device
-from spiritlevel.core.blocks import Pair, Symmetries
+from spiritlevel.core.blocks import Block, Symmetries
 from spiritlevel.core.evaluation import explained, forward, measurable
 from spiritlevel.core.losses import CrossEntropy, TorchLoss
 from spiritlevel.core.tensors import all_finite, natural_dtype, same_device
@@ -73,7 +73,7 @@ class Problem:
         self._batches = list(batches) if isinstance(batches, Iterator) else batches
         self._names = _chosen(model, parameters)
         self._checked = False
-        self._verified: Sequence[Pair] | None = None
+        self._verified: Sequence[Block] | None = None
 
     @property
     def weights(self) -> dict[str, Tensor]:

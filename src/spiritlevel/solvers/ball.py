@@ -42,12 +42,13 @@ class Ball(ABC):
     def project(self, z: Flat) -> Flat:
         """The nearest point of the ball."""
 
-    def residual(self, z: Flat, g: Flat) -> float:
+    def residual(self, z: Flat, g: Flat, size: float | None = None) -> float:
         """``1 - <z, g> / (radius |g|_dual)``: 0 at a first-order maximiser on the boundary.
 
         On the sphere it is ``1 - cos(z, g)``. Where the gradient is zero there is nothing to gain: 0 as well.
+        ``size`` is ``dual(g)`` where it is known.
         """
-        size = self.dual(g)
+        size = self.dual(g) if size is None else size
         return 0.0 if size == 0 else 1.0 - dot(z, g) / (self.radius * size)
 
 

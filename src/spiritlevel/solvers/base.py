@@ -143,7 +143,7 @@ class Trace:
             self.nonfinite = True
             return -math.inf, gradient.new_zeros(gradient.shape)
         if value > self.value:
-            self.value, self.z, self.residual = value, z, self._ball.residual(z, gradient)
+            self.value, self.z, self.residual = value, z, self._ball.residual(z, gradient, size)
         return value, gradient
 
     def solution(self, status: Status) -> Solution:

@@ -18,7 +18,7 @@ from spiritlevel.solvers.base import SOLVERS, Centre, Function, Solution, Solver
 
 __all__ = ["SphereAscent"]
 
-_CHUNK = 1 << 18  # entries worked on at a time: no temporary of a whole model's size
+_CHUNK = 1 << 16  # entries worked on at a time: no temporary of a whole model's size
 _PIECE = 1 << 10  # entries summed in the coordinates' own precision: in float32 within 1e-6 of the longest products
 _BLOCK = 64  # entries that share a scale in `_Packed`
 _ROUNDING = 8.0  # ours: values this many roundings apart are the same, and the residual decides

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from spiritlevel.core.blocks import Leftover, Pair, Symmetries
+from spiritlevel.core.blocks import Block, Leftover, Symmetries
 from spiritlevel.core.evaluation import measurable
 from spiritlevel.errors import ArgumentError, ModelError
 from spiritlevel.symmetry.adapters import ADAPTERS, Refusal
@@ -41,9 +41,9 @@ def find_symmetries(model: nn.Module, parameters: Iterable[str] | None = None) -
         if unknown:
             raise ArgumentError(f"expected names of the model's parameters, got {unknown[:3]}")
     shared, reasons = _shared(model), dict.fromkeys(measured, _PLAIN)
-    blocks: list[Pair] = []
+    blocks: list[Block] = []
     for found in _proposals(model):
-        if isinstance(found, Pair):
+        if isinstance(found, Block):
             reason = _obstacle(found, set(measured), shared)
             if reason is None:
                 blocks.append(found)
@@ -61,7 +61,7 @@ def find_symmetries(model: nn.Module, parameters: Iterable[str] | None = None) -
     return Symmetries(tuple(blocks), leftovers, sum(sizes.values()), sizes)
 
 
-def _proposals(model: nn.Module) -> Iterator[Pair | Leftover]:
+def _proposals(model: nn.Module) -> Iterator[Block | Leftover]:
     """What the adapters say, in the order of the model's modules."""
     for name, module in model.named_modules():
         parent = model.get_submodule(name.rpartition(".")[0]) if name else None
@@ -88,7 +88,7 @@ def _shared(model: nn.Module) -> set[str]:
     return {n for key, holders in owners.items() if len(holders) > 1 for n in names[key]}
 
 
-def _obstacle(block: Pair, measured: set[str], shared: set[str]) -> str | None:
+def _obstacle(block: Block, measured: set[str], shared: set[str]) -> str | None:
     """Why the group of a block may not act, or None."""
     tied = [n for n in block.parameters if n in shared]
     if tied:

@@ -8,71 +8,31 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.core.blocks import Pair
-from spiritlevel.core.tensors import adjoint
+from spiritlevel.core.blocks import Block
 from spiritlevel.errors import ArgumentError
 
-__all__ = ["act", "move_along_orbit", "random_element"]
-
-
-def random_element(block: Pair, strength: float, generator: torch.Generator, condition: float | None = None) -> Tensor:
-    """One random group element per head, (heads, h, h), in float64.
-
-    Args:
-        block: the pair whose group it is.
-        strength: without ``condition``, the matrix is ``exp(strength N / sqrt(h))`` with Gaussian ``N``.
-        generator: source of randomness, on the CPU.
-        condition: if given, singular values run geometrically over this ratio, between random orthogonal matrices (for
-            width 1, scales are drawn from that range).
-    """
-    h, heads = block.width, block.heads
-    dtype = torch.complex128 if block.is_complex else torch.float64
-
-    def noise() -> Tensor:
-        return torch.randn(heads, h, h, generator=generator, dtype=dtype)
-
-    if condition is None:
-        mixed: Tensor = torch.matrix_exp(noise() * (strength / math.sqrt(h)))
-        return mixed
-    half = math.log(condition) / 2
-    if h == 1:
-        sizes = (torch.rand(heads, 1, generator=generator, dtype=torch.float64) * 2 - 1) * half
-    else:
-        sizes = torch.linspace(-half, half, h, dtype=torch.float64).expand(heads, h)
-    left, right = (torch.linalg.qr(noise())[0] for _ in range(2))
-    element: Tensor = (left * sizes.exp().unsqueeze(-2)) @ right
-    return element
-
-
-def act(block: Pair, weights: Mapping[str, Tensor], element: Tensor) -> tuple[Tensor, Tensor]:
-    """``(G A^-1, H A^*)``, computed in float64 and given back in the precision of the weights."""
-    g, h = block.read(weights)
-    a = element.to(g.device)
-    moved_g = torch.linalg.solve(a, g.to(a.dtype), left=False)
-    moved_h = h.to(a.dtype) @ adjoint(a)
-    return moved_g.to(g.dtype), moved_h.to(h.dtype)
+__all__ = ["move_along_orbit", "moved"]
 
 
 def moved(
     weights: Mapping[str, Tensor],
-    blocks: Sequence[Pair],
+    blocks: Sequence[Block],
     strength: float,
     seed: int,
     condition: float | None = None,
 ) -> dict[str, Tensor]:
-    """The parameters of the blocks after a random move; new tensors."""
+    """The parameters of the blocks after a random move by one block after the other; new tensors."""
     generator = torch.Generator().manual_seed(seed)
-    names = dict.fromkeys(n for b in blocks for n in b.parameters)
-    new = {n: weights[n].detach().clone(memory_format=torch.contiguous_format) for n in names}
-    for block in blocks:
-        element = random_element(block, strength, generator, condition)
-        block.write(new, *act(block, weights, element))
+    new: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for block in blocks:
+            new |= block.act({**weights, **new}, block.draw(generator, strength, condition))
     return new
 
 
 def move_along_orbit(
     model: nn.Module,
-    blocks: Sequence[Pair],
+    blocks: Sequence[Block],
     strength: float = 1.0,
     seed: int = 0,
     *,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.core.batches import batch_size, cut, tensors_in
-from spiritlevel.core.blocks import Pair
+from spiritlevel.core.blocks import Block
 from spiritlevel.core.evaluation import forward, measurable
 from spiritlevel.core.tensors import natural_dtype
 from spiritlevel.errors import ModelError, SymmetryError
@@ -24,7 +24,7 @@ _ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-3}
 many models round to float32 inside, 3e-7 in float64; wrong claims by 0.1 and more (measured on 46 architectures)."""
 
 
-def verify_symmetries(model: nn.Module, batch: Any, blocks: Sequence[Pair], seed: int = 0) -> dict[str, float]:
+def verify_symmetries(model: nn.Module, batch: Any, blocks: Sequence[Block], seed: int = 0) -> dict[str, float]:
     """The largest relative change of the model's output under a random group element, block by block.
 
     Rounding shows as 1e-15 to 1e-6, a symmetry that does not hold as 0.1 and more. Costs a forward pass per block.
@@ -44,7 +44,7 @@ def verify_symmetries(model: nn.Module, batch: Any, blocks: Sequence[Pair], seed
     return drifts
 
 
-def check_blocks(model: nn.Module, batch: Any, blocks: Sequence[Pair], seed: int = 0) -> float:
+def check_blocks(model: nn.Module, batch: Any, blocks: Sequence[Block], seed: int = 0) -> float:
     """Refuse blocks that do not hold on a few examples; returns the drift of a move of all of them together.
 
     Costs two forward passes of at most four examples.
