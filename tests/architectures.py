@@ -191,9 +191,7 @@ SPECS: dict[str, Spec] = {
         64,
     ),
     "bert": Spec(of("BertModel", "BertConfig", **TEXT), tokens, "layer.0.attention.self", plain(2, 4), 64),
-    "roberta": Spec(
-        of("RobertaModel", "RobertaConfig", **TEXT), tokens, "layer.0.attention.self", plain(2, 4), 64
-    ),
+    "roberta": Spec(of("RobertaModel", "RobertaConfig", **TEXT), tokens, "layer.0.attention.self", plain(2, 4), 64),
     "distilbert": Spec(
         of(
             "DistilBertModel",
@@ -228,7 +226,17 @@ SPECS: dict[str, Spec] = {
         64,
     ),
     "gpt2": Spec(
-        of("GPT2LMHeadModel", "GPT2Config", vocab_size=VOCABULARY, n_embd=8, n_layer=2, n_head=2, n_inner=12, n_positions=32, **NO_TOKENS),
+        of(
+            "GPT2LMHeadModel",
+            "GPT2Config",
+            vocab_size=VOCABULARY,
+            n_embd=8,
+            n_layer=2,
+            n_head=2,
+            n_inner=12,
+            n_positions=32,
+            **NO_TOKENS,
+        ),
         tokens,
         "h.0.attn",
         plain(2, 4),
@@ -465,7 +473,7 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if not p.is_floating_point() or name.endswith(("ranknum", "logit_scale")) and p.numel() == 1:
+            if not p.is_floating_point() or (name.endswith(("ranknum", "logit_scale")) and p.numel() == 1):
                 continue
             if p.dim() >= 2:
                 p.copy_(torch.randn(p.shape, generator=g, dtype=torch.float64) / p.shape[-1] ** 0.5)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from architectures import exact
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from architectures import exact
 from spiritlevel.core.batches import map_tensors
 
 ASIDE = re.compile(r"relative|position_bias|rel_embeddings")
@@ -47,9 +47,7 @@ def nullity(model: nn.Module, batch: Any, layer: str, output: str, copies: int =
     container = _ancestor(layer, output)
     module = model.get_submodule(container)
     names = [
-        n
-        for n, _ in module.named_parameters()
-        if _inside(f"{container}.{n}", layer, output) and not ASIDE.search(n)
+        n for n, _ in module.named_parameters() if _inside(f"{container}.{n}", layer, output) and not ASIDE.search(n)
     ]
     with exact():
         args, kwargs = _arguments(model, module, map_tensors(batch, lambda t: t.repeat(copies, *[1] * (t.dim() - 1))))

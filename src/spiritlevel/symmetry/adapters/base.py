@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from spiritlevel.core.blocks import Leftover, Pair
+from spiritlevel.core.blocks import Block, Leftover
 from spiritlevel.core.registry import Registry
 
 __all__ = ["ADAPTERS", "Adapter", "Answer", "Refusal", "join", "label"]
@@ -20,7 +20,7 @@ class Refusal:
     reason: str
 
 
-Answer = Sequence[Pair | Leftover] | Refusal | None
+Answer = Sequence[Block | Leftover] | Refusal | None
 """Blocks, among them perhaps parameters that are left out with a reason; a refusal of the whole module; or nothing."""
 
 Adapter = Callable[[str, nn.Module, nn.Module | None], Answer]

@@ -57,9 +57,9 @@ def calls(module: nn.Module, deep: bool = True) -> list[ast.Call]:
         tree = _tree(method)
         for node in _reached(tree.body, module) if tree else ():
             found.append(node)
-            called = node.func
-            if deep and isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self":
-                waiting.append(called.attr)
+            own = node.func if deep and isinstance(node.func, ast.Attribute) else None
+            if own is not None and isinstance(own.value, ast.Name) and own.value.id == "self":
+                waiting.append(own.attr)
     return found
 
 

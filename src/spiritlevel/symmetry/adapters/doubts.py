@@ -14,8 +14,9 @@ from torch import nn
 
 from spiritlevel.symmetry.adapters.base import Refusal
 from spiritlevel.symmetry.adapters.code import calls
+from spiritlevel.symmetry.adapters.names import setting
 
-__all__ = ["doubt", "is_cosine", "sums_to_one"]
+__all__ = ["doubt", "is_cosine", "shifts_are_lost", "sums_to_one"]
 
 _HARMLESS = (nn.Dropout, nn.Identity, nn.Softmax)
 _TURNS = re.compile(r"rot|rope", re.IGNORECASE)  # left to the rotary adapter
@@ -26,7 +27,11 @@ _CURVED = {
     *("amax", "maximum", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "conv1d", "conv2d", "cdist"),
     *("cumsum", "cumprod", "fft", "rfft", "irfft", "topk", "sort", "multinomial", "cross", "einops"),
 }
-_ASIDE = re.compile(r"pos|bias|mask|ind(ex|ices)|table|scal|coord|dist|bucket|rel|len|size|span|max|min|exact|dim|math|num|torch|nn|^F$")
+_ASIDE = re.compile(
+    r"pos|bias|mask|ind(ex|ices)|table|scal|coord|dist|bucket|rel|len|size|span|max|min|exact|dim|math|num|torch|nn|^F$"
+)
+_PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum", "mm", "dot", "inner", "tensordot", "outer", "mul"}
+_QUERY, _KEY = re.compile(r"^q$|^q_|query|queries"), re.compile(r"^k$|^k_|key")
 _SOFTMAX = {"softmax", "scaled_dot_product_attention", "attention_interface", "get_interface", "attn_weights_fn"}
 _SCALE = ("logit_scale",)
 
@@ -48,6 +53,9 @@ def doubt(module: nn.Module, known: set[str], output: str | None = None) -> Refu
         if own in known or _ADDS.search(own) or (cosine and own in _SCALE):
             continue
         return Refusal(f"attention with a further parameter {own!r}")
+    product = next((c for c in _products(module) if bool(_sees(c, _QUERY)) != bool(_sees(c, _KEY))), None)
+    if product is not None:
+        return Refusal(f"attention that multiplies queries or keys with something else: {ast.unparse(product)[:80]!r}")
     for call in _curved(module):
         if not (cosine and _name(call) == "normalize"):
             return Refusal(f"attention that calls {_name(call)!r} on what may be queries, keys or values")
@@ -75,8 +83,18 @@ def is_cosine(module: nn.Module) -> bool:
     return len(normal) == 2 and of == {"q", "k"}
 
 
+def shifts_are_lost(module: nn.Module) -> bool:
+    """Whether a shift of all scores of a query changes nothing, and a key bias is such a shift.
+
+    It is not where scores are capped before their softmax, nor where keys meet positions too.
+    """
+    capped = setting(module, "attn_logit_softcapping", "logit_softcapping", "softcap", "attn_logit_cap") is not None
+    placed = any(re.search(r"pos|rel", n) for c in _products(module) for n in _names(c))
+    return sums_to_one(module) and not capped and not placed
+
+
 def sums_to_one(module: nn.Module) -> bool:
-    """Whether the weights of every query are a plain softmax: they sum to 1, and a shift of all scores is lost."""
+    """Whether the weights of every query are a plain softmax, so that they sum to 1."""
     if any(n == "sinks" for n, _ in module.named_parameters(recurse=False)):
         return False
     names = {_name(c) for c in calls(module)}
@@ -90,12 +108,23 @@ def _curved(module: nn.Module) -> Iterator[ast.Call]:
             yield call
 
 
+def _products(module: nn.Module) -> Iterator[ast.expr]:
+    """Products of tensors in which queries or keys take part."""
+    for call in calls(module):
+        if _name(call) in _PRODUCTS and (_sees(call, _QUERY) or _sees(call, _KEY)):
+            yield call
+
+
+def _sees(call: ast.expr, what: re.Pattern[str]) -> bool:
+    return any(what.search(n) for n in _names(call))
+
+
 def _name(call: ast.Call) -> str:
     """What is called."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def _names(call: ast.Call) -> set[str]:
+def _names(call: ast.expr) -> set[str]:
     """The variables a call sees; of ``self.x``, ``x``."""
     found = set()
     for node in ast.walk(call):

@@ -14,7 +14,7 @@ from spiritlevel.symmetry.adapters.labels import trace_heads
 from spiritlevel.symmetry.adapters.layers import affine, outputs_of
 from spiritlevel.symmetry.adapters.names import FUSED, child, heads_of, output_of
 from spiritlevel.symmetry.adapters.norms import norms_of
-from spiritlevel.symmetry.adapters.slots import into_heads, out_of_heads
+from spiritlevel.symmetry.adapters.slots import into_heads
 
 __all__ = ["Order", "fused"]
 
@@ -79,8 +79,7 @@ def fused(name: str, module: nn.Module, parent: nn.Module | None) -> Answer:
     full = join(name, layer_name)
     queries = into_heads(full, layer, order.shape, order.queries, heads, group)
     keys, values = (into_heads(full, layer, order.shape, i, heads) for i in (order.keys, order.values))
-    output = out_of_heads(out, outer, heads, group)
-    return blocks_of(module, Attention(name, queries, keys, values, output, width, width))
+    return blocks_of(module, Attention(name, queries, keys, values, out, outer, width, width))
 
 
 def _order(module: nn.Module, layer: nn.Module, heads: int, group: int, width: int) -> Order | None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from spiritlevel.symmetry.adapters.layers import outputs_of, weight_of
+from spiritlevel.symmetry.adapters.names import heads_of
 
 __all__ = ["trace_heads"]
 
@@ -101,7 +102,7 @@ def _arguments(module: nn.Module, x: Tensor, width: int, mask: Tensor | None) ->
             given[name] = (torch.ones_like(flat), flat)
         elif name == "alibi":
             wanted = getattr(getattr(module, "config", None), "alibi", True)
-            given[name] = flat.new_zeros(_count(module), 1, 2) if wanted else None
+            given[name] = flat.new_zeros(heads_of(module) or 1, 1, 2) if wanted else None
         elif name == "attention_mask":
             given[name] = mask
         elif name == "position_ids":
@@ -109,11 +110,6 @@ def _arguments(module: nn.Module, x: Tensor, width: int, mask: Tensor | None) ->
         elif parameter.default is inspect.Parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             given[name] = None
     return given
-
-
-def _count(module: nn.Module) -> int:
-    found = getattr(module, "num_heads", None) or getattr(module, "num_attention_heads", 1)
-    return int(found)
 
 
 def _numbers(t: Tensor, width: int) -> Tensor | None:

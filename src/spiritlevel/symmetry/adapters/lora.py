@@ -1,9 +1,9 @@
 """Low-rank adapters of peft, by their structure: LoRA, rsLoRA, DoRA, AdaLoRA, VeRA.
 
-    LoRA, rsLoRA   W + s B A              GL(r):  (B A'^-1, A' A)
-    DoRA           m (W + s B A) / |.|    the same; the magnitudes m are outside
-    AdaLoRA        W + s B (E * A)        GL(1)^{2r}: a scale for every row of A and every entry of E, undone in B
-    VeRA           W + (l_b * B) (l_d * A)   GL(1): B and A are frozen, one scale goes between l_b and l_d
+- LoRA and rsLoRA, ``W + s B A``: GL(r), as ``(B C^-1, C A)``;
+- DoRA, ``m (W + s B A) / |W + s B A|``: the same, and the magnitudes ``m`` are outside;
+- AdaLoRA, ``W + s B (E * A)``: GL(1)^{2r}, a scale for every row of A and one for every entry of E, undone in B;
+- VeRA, ``W + (l_b * B) (l_d * A)`` with frozen B and A: GL(1), one scale between ``l_b`` and ``l_d``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
-from spiritlevel.core.blocks import Pair
+from spiritlevel.core.blocks import Block, Gain, Pair
 from spiritlevel.core.views import Factor, Piece
 from spiritlevel.symmetry.adapters.base import ADAPTERS, Answer, Refusal, join, label
 
@@ -32,7 +32,7 @@ def low_rank(name: str, module: nn.Module, parent: nn.Module | None) -> Answer:
     strange = [n for n, x in children.items() if n.startswith("lora_") and n not in (*_KNOWN, _MAGNITUDE) and _any(x)]
     if strange:
         return Refusal(f"a low-rank adapter with a further part {strange[0]!r}")
-    blocks: list[Pair] = []
+    blocks: list[Block] = []
     for a, b in (("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")):
         for (down, one), (up, other) in zip(_weights(name, a, children), _weights(name, b, children), strict=True):
             rank = one.shape[0]
@@ -44,10 +44,12 @@ def low_rank(name: str, module: nn.Module, parent: nn.Module | None) -> Answer:
             if "lora_E" in children and _any(children["lora_E"]):
                 left = Factor((Piece(up, columns, batch=(1,), rows=(0, 2), column=None),))
                 right = Factor((Piece(down, rows, batch=(0,), rows=(1,), column=None),))
+                middle = Factor((Piece(down.replace("lora_A", "lora_E"), (rank, 1), (0,), (1,), None),))
+                blocks.append(Gain(label(name, f"singular values ({key})"), middle, left, kind="lora"))
             else:
                 left = Factor((Piece(up, (1, *columns), batch=(0,), rows=(1, 3), column=2),))
                 right = Factor((Piece(down, (1, *rows), batch=(0,), rows=(2,), column=1),))
-            blocks.append(Pair(title, left, right))
+            blocks.append(Pair(title, left, right, kind="lora"))
     return blocks
 
 
@@ -60,7 +62,7 @@ def vector_scales(name: str, module: nn.Module, parent: nn.Module | None) -> Ans
         return None
     sides = (_weights(name, f"vera_lambda_{x}", children) for x in "bd")
     return [
-        Pair(label(name, f"scales ({up.rpartition('.')[2]})"), _column(up, one), _column(down, other))
+        Pair(label(name, f"scales ({up.rpartition('.')[2]})"), _column(up, one), _column(down, other), kind="lora")
         for (up, one), (down, other) in zip(*sides, strict=True)
     ]
 

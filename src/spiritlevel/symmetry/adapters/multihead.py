@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from spiritlevel.core.blocks import Pair
+from spiritlevel.core.blocks import Block, Leftover, Pair
 from spiritlevel.symmetry.adapters.base import ADAPTERS, Answer, Refusal, join, label
 from spiritlevel.symmetry.adapters.slots import Part, Slot, factor, out_of_heads
+from spiritlevel.symmetry.adapters.translations import key_shift, value_shift
 
 __all__ = ["multihead"]
 
@@ -20,12 +21,16 @@ def multihead(name: str, module: nn.Module, parent: nn.Module | None) -> Answer:
     if type(module).forward is not nn.MultiheadAttention.forward:
         return Refusal("a subclass of MultiheadAttention with a forward pass of its own")
     q, k, v = (_side(name, module, i) for i in range(3))
-    out = out_of_heads(join(name, "out_proj"), module.out_proj, module.num_heads)
-    whole = Part(0, module.head_dim)
-    return [
+    out, whole = join(name, "out_proj"), Part(0, module.head_dim)
+    output = out_of_heads(out, module.out_proj, module.num_heads)
+    blocks: list[Block | Leftover] = [
         Pair(label(name, "queries, keys"), factor(q, whole), factor(k, whole)),
-        Pair(label(name, "values, output"), factor(v, whole), factor(out, whole)),
+        Pair(label(name, "values, output"), factor(v, whole), factor(output, whole)),
     ]
+    if not module.add_zero_attn:  # a key of zeros would not be shifted with the others
+        blocks += key_shift(name, k, whole)
+        blocks += value_shift(name, v, module.head_dim, out, module.out_proj, 1)
+    return blocks
 
 
 def _side(name: str, module: nn.MultiheadAttention, i: int) -> tuple[Slot, ...]:

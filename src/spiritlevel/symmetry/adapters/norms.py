@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from spiritlevel.core.blocks import Leftover, Pair
+from spiritlevel.core.blocks import Block, Leftover, Pair
 from spiritlevel.symmetry.adapters.base import join, label
 from spiritlevel.symmetry.adapters.layers import weight_of
 from spiritlevel.symmetry.adapters.slots import Part, Slot, gains
 
-__all__ = ["NORMS", "gain_blocks", "norms_of", "offset_of"]
+__all__ = ["NORMS", "gain_blocks", "is_rms", "norms_of", "offset_of"]
 
 NORMS = (
     ("q_norm", "k_norm"),
@@ -36,7 +36,7 @@ def norms_of(module: nn.Module) -> tuple[str, str] | None:
 
 def gain_blocks(
     module: nn.Module, name: str, norms: tuple[str, str], parts: list[Part], heads: int, group: int
-) -> list[Pair | Leftover]:
+) -> list[Block | Leftover]:
     """GL(1) on the gains, for every column or turned pair of columns."""
     width = parts[-1].stop
     sides = []
@@ -66,14 +66,19 @@ def _slots(name: str, norm: nn.Module, count: int, heads: int, width: int) -> tu
     own = dict(norm.named_parameters())
     if not own:
         return ()
-    if not set(own) <= {"weight", "bias"} or "weight" not in own or offset_of(norm) is None:
+    if not set(own) <= {"weight", "bias"} or "weight" not in own:
+        return None
+    offset = offset_of(norm)
+    if offset is None:
         return None
     size = own["weight"].numel()
     shared = size == width
     if not shared and size != count * width:
         return None
     shape, lead = ((1, width), 1) if shared else ((count, width), heads)
-    return tuple(Slot(join(name, n), shape, (slice(None),), lead, 1 if shared else count // heads, None) for n in own)
+    group = 1 if shared else count // heads
+    offsets = {"weight": offset, "bias": 0.0}
+    return tuple(Slot(join(name, n), shape, (slice(None),), lead, group, None, offset=offsets[n]) for n in own)
 
 
 def offset_of(norm: nn.Module) -> float | None:
@@ -97,3 +102,17 @@ def offset_of(norm: nn.Module) -> float | None:
         if torch.allclose(none, offset * step, atol=1e-4):
             return offset
     return None
+
+
+def is_rms(norm: nn.Module) -> bool:
+    """Whether a norm divides by the length alone: with gains of 1 it commutes with every reflection (one is tried)."""
+    offset, weight = offset_of(norm), weight_of(norm)
+    if offset is None:
+        return False
+    x = torch.linspace(-1.0, 2.0, weight.numel(), device=weight.device, dtype=torch.float32).unsqueeze(0)
+    axis = torch.linspace(1.0, 3.0, weight.numel(), device=weight.device, dtype=torch.float32)
+    axis = axis / axis.norm()
+    ones = {"weight": torch.full_like(weight, 1 - offset, dtype=torch.float32)}
+    with torch.no_grad():
+        before, after = (functional_call(norm, ones, (y,)) for y in (x, x - 2 * (x @ axis).unsqueeze(-1) * axis))
+    return torch.allclose(after, before - 2 * (before @ axis).unsqueeze(-1) * axis, atol=1e-3)

@@ -10,7 +10,7 @@ from spiritlevel.symmetry.adapters.doubts import doubt
 from spiritlevel.symmetry.adapters.layers import affine, outputs_of
 from spiritlevel.symmetry.adapters.names import KEY, QUERY, VALUE, child, heads_of, output_of, setting
 from spiritlevel.symmetry.adapters.norms import norms_of
-from spiritlevel.symmetry.adapters.slots import Slot, into_heads, out_of_heads
+from spiritlevel.symmetry.adapters.slots import Slot, into_heads
 
 __all__ = ["separate"]
 
@@ -55,8 +55,8 @@ def separate(name: str, module: nn.Module, parent: nn.Module | None) -> Answer:
     queries, keys = into(q, group), into(k)
     queries += into(extra["query"], group) if "query" in extra else ()
     keys += into(extra["key"]) if "key" in extra else ()
-    output = out_of_heads(out, outer, heads, group)
-    return blocks_of(module, Attention(name, queries, keys, into(v, 1, value_width), output, width, value_width))
+    values = into(v, 1, value_width)
+    return blocks_of(module, Attention(name, queries, keys, values, out, outer, width, value_width))
 
 
 def _sizes(module: nn.Module, query: int, key: int, value: int, inner: int) -> tuple[int, int, int, int] | Refusal:

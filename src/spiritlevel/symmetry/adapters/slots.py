@@ -17,7 +17,7 @@ from spiritlevel.core.views import Factor, Piece
 from spiritlevel.symmetry.adapters.base import join
 from spiritlevel.symmetry.adapters.layers import is_transposed, weight_of
 
-__all__ = ["Pairing", "Part", "Slot", "factor", "gains", "into_heads", "out_of_heads", "projection"]
+__all__ = ["Pairing", "Part", "Slot", "bias_of", "factor", "gains", "into_heads", "out_of_heads", "projection"]
 
 
 class Pairing(Enum):
@@ -49,7 +49,7 @@ class Slot:
 
     The parameter, viewed as ``shape`` and indexed by ``index``, has the axes (heads * group, width, inputs), or
     (inputs, heads * group, width) where ``transposed``; without ``inputs`` it is a bias. ``start`` is where in the
-    width axis the head begins.
+    width axis the head begins; the group acts on the parameter plus ``offset``.
     """
 
     parameter: str
@@ -60,6 +60,7 @@ class Slot:
     inputs: int | None
     transposed: bool = False
     start: int = 0
+    offset: float = 0.0
 
     def piece(self, part: Part, single: bool = False) -> Piece:
         """The rows of a factor that lie here.
@@ -78,11 +79,20 @@ class Slot:
         index = (*self.index, slice(self.start + part.start, self.start + part.stop))
         if part.pairing is None:
             batch, column = ((axes[0], axes[2]), None) if single else ((axes[0],), axes[2])
-            return Piece(self.parameter, self.shape, batch, rows, column, index, split=split)
+            return Piece(self.parameter, self.shape, batch, rows, column, index, split=split, offset=self.offset)
         turn, mates = (axes[3], axes[2]) if part.pairing is Pairing.HALVES else (axes[2], axes[3])
         if single:
-            return Piece(self.parameter, self.shape, (axes[0], turn), (*rows, mates), None, index, split=split)
-        return Piece(self.parameter, self.shape, (axes[0], turn), rows, None, index, pair=mates, split=split)
+            return Piece(
+                self.parameter,
+                self.shape,
+                (axes[0], turn),
+                (*rows, mates),
+                None,
+                index,
+                split=split,
+                offset=self.offset,
+            )
+        return Piece(self.parameter, self.shape, (axes[0], turn), rows, None, index, mates, split, self.offset)
 
 
 def factor(slots: Iterable[Slot], part: Part) -> Factor:
@@ -93,6 +103,12 @@ def factor(slots: Iterable[Slot], part: Part) -> Factor:
 def gains(slots: Iterable[Slot], part: Part) -> Factor:
     """The factor of gains, each column (or turned pair) with a group GL(1) of its own."""
     return Factor(tuple(s.piece(part, single=True) for s in slots))
+
+
+def bias_of(slots: Iterable[Slot], part: Part) -> Factor | None:
+    """The biases of a projection over some columns of its heads; None if it has none."""
+    pieces = tuple(s.piece(part) for s in slots if s.inputs is None)
+    return Factor(pieces) if pieces else None
 
 
 def into_heads(
