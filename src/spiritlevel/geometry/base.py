@@ -49,12 +49,12 @@ class Part(ABC):
         """Put the weights at ``z`` into ``into``; differentiable in ``z``."""
 
     @abstractmethod
-    def coordinates(self, tangent: Weights, into: Tensor) -> None:
-        """Write the coordinates of a tangent vector (in the user's weights) into a slice of a flat vector."""
+    def coordinates(self, tangent: Weights) -> Tensor:
+        """The coordinates of a tangent vector at the weights of the chart."""
 
     @abstractmethod
     def tangent(self, z: Flat, into: dict[str, Tensor]) -> None:
-        """Put the tangent vector at the user's weights that has coordinates ``z`` into ``into``."""
+        """Put the tangent vector at the weights of the chart that has coordinates ``z`` into ``into``."""
 
     def project(self, z: Flat) -> Tensor:
         """Orthogonal projection onto the horizontal coordinates."""
@@ -167,10 +167,7 @@ class Chart:
 
     def _horizontal(self, tangent: Weights) -> Tensor:
         """Coordinates of a tangent vector at the weights of the chart, horizontal part by part."""
-        z = self.zeros()
-        for part, piece in zip(self.parts, self._slices(z), strict=True):
-            part.coordinates(tangent, piece)
-        return torch.cat([p.project(s) for p, s in zip(self.parts, self._slices(z), strict=True)])
+        return torch.cat([p.project(p.coordinates(tangent)) for p in self.parts]).to(self.dtype)
 
     def tangent(self, z: Flat) -> dict[str, Tensor]:
         """The tangent vector at the user's weights with coordinates ``z``: the horizontal lift there."""

@@ -68,10 +68,12 @@ class _Entrywise(Part):
     def project(self, z: Flat) -> Tensor:
         return torch.cat([(piece * (self._scale(n) != 0)).reshape(-1) for n, piece in self._pieces(z)])
 
-    def coordinates(self, tangent: Weights, into: Tensor) -> None:
-        for name, slot in self._pieces(into):
-            scale, x = self._scale(name), tangent[name].to(slot.dtype)
-            slot.copy_(torch.where(scale != 0, x / torch.where(scale != 0, scale, torch.ones_like(scale)), 0))
+    def coordinates(self, tangent: Weights) -> Tensor:
+        pieces = []
+        for name in self.names:
+            scale, x = self._scale(name), tangent[name].to(self._dtype)
+            pieces.append(torch.where(scale != 0, x / torch.where(scale != 0, scale, 1), 0).reshape(-1))
+        return torch.cat(pieces)
 
     def tangent(self, z: Flat, into: dict[str, Tensor]) -> None:
         for name, piece in self._pieces(z):

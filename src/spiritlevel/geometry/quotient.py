@@ -91,10 +91,10 @@ class _Pairs(Part):
     def _passage(self) -> Passage:
         return self.gauge.passage(*self._read(self._weights))
 
-    def coordinates(self, tangent: Weights, into: Tensor) -> None:
+    def coordinates(self, tangent: Weights) -> Tensor:
         x, y = (t.to(self._passage.left.dtype) for t in self._read(tangent, tangent=True))
         a, b = self._metric.whiten(self._passage, x, y)
-        into.copy_(self._flat(self.gauge.living(a), self.gauge.living(b)))
+        return self._flat(*(self.gauge.living(c.to(self.gauge.left.dtype)) for c in (a, b)))
 
     def tangent(self, z: Flat, into: dict[str, Tensor]) -> None:
         a, b = (t.to(self._passage.left.dtype) for t in self._horizontal(z))

@@ -155,7 +155,7 @@ class Problem:
             return geometry.chart(self.weights)
         blocks = self.symmetries if geometry.blocks is None else geometry.blocks
         if self._verified is not blocks:
-            check_blocks(self.model, next(self.batches()), blocks)
+            check_blocks(self.model, next(self.batches()), blocks, loss=self.tensor)
             self._verified = blocks
         return geometry.chart(self.weights, blocks)
 

@@ -2,55 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from spiritlevel.core.blocks import Block, Leftover, Symmetries
+from spiritlevel.core.blocks import Block, Leftover, Pair, Symmetries
 from spiritlevel.core.evaluation import measurable
+from spiritlevel.core.views import Piece
 from spiritlevel.errors import ArgumentError, ModelError
 from spiritlevel.symmetry.adapters import ADAPTERS, Refusal
+from spiritlevel.symmetry.certificate import Verdict
+from spiritlevel.symmetry.flows import FLOWS
+from spiritlevel.symmetry.trace import few_examples, trace
+from spiritlevel.symmetry.verify import violations
 
-__all__ = ["find_symmetries"]
+__all__ = ["BY_STRUCTURE", "KINDS", "find_symmetries"]
 
+BY_STRUCTURE = ("attention", "lora", "translation")
+"""Kinds that adapters find in a model's structure alone."""
+KINDS = (*BY_STRUCTURE, *FLOWS)
+"""Every kind there is."""
+_USUAL = ("attention", "lora")
 _PLAIN = "no symmetry known to act on them"
 
 
-def find_symmetries(model: nn.Module, parameters: Iterable[str] | None = None) -> Symmetries:
+def find_symmetries(
+    model: nn.Module,
+    parameters: Iterable[str] | None = None,
+    kinds: str | Iterable[str] = _USUAL,
+    batch: Any = None,
+) -> Symmetries:
     """The blocks of a model and what stays elementwise, with the reason.
 
-    Goes by structure alone and runs nothing; `verify_symmetries` tests the claim on data. A block is left out where one
-    of its parameters is frozen, not measured, or also used elsewhere in the model: the group would change those too.
+    The kinds that are on by default go by structure alone and run nothing; measuring tests them on data first. The
+    others follow one forward pass of ``batch`` to see what reads what, and keep only what one backward pass confirms.
+    A block is left out where one of its parameters is frozen, not measured, or also used elsewhere in the model: the
+    group would change those too.
 
     Args:
         model: any module.
         parameters: names that are measured; by default all that require a gradient (all, if none does).
+        kinds: ``"all"``, or some of
+
+            - ``attention``: products of queries with keys and of values with outputs;
+            - ``lora``: adapters of low rank;
+            - ``translation``: key biases, and value biases with the output bias;
+            - ``norm``: gains and shifts with what reads them; ``layer scale``; ``batch norm`` with the layer before it;
+            - ``relu``, ``gated``, ``linear``: neurons, gated channels, two linear layers in a row;
+            - ``softmax``: routers and tables of relative positions; ``classifier``: under cross-entropy only;
+            - ``residual``: rotations of the residual stream.
+        batch: ``(inputs, targets)`` or a dict; needed for kinds that follow the data. With it, every block is tested.
 
     Returns:
         A sequence of blocks that prints as a table.
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    wanted = _wanted(kinds, batch)
     named = measurable(model)
-    if parameters is None:
-        trainable = [n for n, p in model.named_parameters() if p.requires_grad and n in named]
-        measured = trainable or list(named)
-    else:
-        measured = list(parameters)
-        unknown = [n for n in measured if n not in named]
-        if unknown:
-            raise ArgumentError(f"expected names of the model's parameters, got {unknown[:3]}")
-    shared, reasons = _shared(model), dict.fromkeys(measured, _PLAIN)
-    blocks: list[Block] = []
-    for found in _proposals(model):
-        if isinstance(found, Block):
-            reason = _obstacle(found, set(measured), shared)
-            if reason is None:
-                blocks.append(found)
-            names, reason = found.parameters, reason or ""
-        else:
-            names, reason = found.parameters, found.reason
-        reasons.update({n: reason for n in names if n in reasons})
+    measured = _measured(model, parameters, named)
+    proposals = [p for p in _by_structure(model) if isinstance(p, Leftover) or p.kind in wanted]
+    if any(k in FLOWS for k in wanted):
+        seen = trace(model, batch)
+        proposals += [b for kind, propose in FLOWS.items() if kind in wanted for b in propose(seen)]
+    reasons = dict.fromkeys(measured, _PLAIN)
+    blocks = _kept(proposals, set(measured), _shared(model), reasons)
+    if batch is not None:
+        blocks = _confirmed(model, batch, blocks, reasons)
+    blocks = _disjoint(blocks, named, reasons)
     inside = {n for b in blocks for n in b.parameters}
     groups: dict[str, list[str]] = {}
     for n, reason in reasons.items():
@@ -61,7 +82,31 @@ def find_symmetries(model: nn.Module, parameters: Iterable[str] | None = None) -
     return Symmetries(tuple(blocks), leftovers, sum(sizes.values()), sizes)
 
 
-def _proposals(model: nn.Module) -> Iterator[Block | Leftover]:
+def _wanted(kinds: str | Iterable[str], batch: Any) -> set[str]:
+    chosen = set(KINDS) if kinds == "all" else {kinds} if isinstance(kinds, str) else set(kinds)
+    unknown = sorted(chosen - set(KINDS))
+    if unknown or not chosen:
+        raise ArgumentError(f"expected kinds out of {', '.join(KINDS)}, or 'all'; got {unknown or 'none'}")
+    following = sorted(chosen & set(FLOWS))
+    if following and batch is None:
+        raise ArgumentError(
+            f"expected batch= for the kinds {', '.join(following)}: they follow what a forward pass does with data"
+        )
+    return chosen
+
+
+def _measured(model: nn.Module, parameters: Iterable[str] | None, named: dict[str, Tensor]) -> list[str]:
+    if parameters is None:
+        trainable = [n for n, p in model.named_parameters() if p.requires_grad and n in named]
+        return trainable or list(named)
+    measured = list(parameters)
+    unknown = [n for n in measured if n not in named]
+    if unknown:
+        raise ArgumentError(f"expected names of the model's parameters, got {unknown[:3]}")
+    return measured
+
+
+def _by_structure(model: nn.Module) -> Iterator[Block | Leftover]:
     """What the adapters say, in the order of the model's modules."""
     for name, module in model.named_modules():
         parent = model.get_submodule(name.rpartition(".")[0]) if name else None
@@ -75,6 +120,64 @@ def _proposals(model: nn.Module) -> Iterator[Block | Leftover]:
             else:
                 yield from answer
             break
+
+
+def _kept(
+    proposals: Iterable[Block | Leftover], measured: set[str], shared: set[str], reasons: dict[str, str]
+) -> list[Block]:
+    """Blocks whose group may act; what is said of the others goes into the reasons."""
+    blocks = []
+    for found in proposals:
+        reason = found.reason if isinstance(found, Leftover) else _obstacle(found, measured, shared)
+        if reason is None:
+            assert isinstance(found, Block)
+            blocks.append(found)
+        else:
+            _note(reasons, found.parameters, reason)
+    return blocks
+
+
+def _confirmed(model: nn.Module, batch: Any, blocks: list[Block], reasons: dict[str, str]) -> list[Block]:
+    """Blocks whose moment map vanishes on a few examples."""
+    moments, verdicts = violations(model, few_examples(batch), blocks)
+    kept = []
+    for block, moment, verdict in zip(blocks, moments, verdicts, strict=True):
+        if verdict is Verdict.EXACT:
+            kept.append(block)
+        else:
+            why = "holds only up to eps" if verdict is Verdict.EPS else "does not hold: something else sees it"
+            _note(reasons, block.parameters, f"{block.name} {why} (moment map {moment:.1g} on data)")
+    return kept
+
+
+def _disjoint(blocks: Sequence[Block], named: dict[str, Tensor], reasons: dict[str, str]) -> list[Block]:
+    """Every entry in one pair or one section at most: pairs lose frozen rows, later blocks give way to earlier ones.
+
+    Names are made unique on the way (a module may be found twice).
+    """
+    frozen = tuple(p for b in blocks for p in b.frozen)
+    taken = {n: torch.zeros(named[n].shape, dtype=torch.uint8) for b in blocks for n in b.parameters}
+    kept: list[Block] = []
+    for block in blocks:
+        if isinstance(block, Pair) and any(p in frozen for f in (block.left, block.right) for p in f.pieces):
+            block = block.without(frozen)
+        pieces: list[Piece] = list(block.frozen)
+        if isinstance(block, Pair):
+            pieces = [*block.left.pieces, *block.right.pieces]
+        trial = {n: taken[n].clone() for n in {p.parameter for p in pieces}}
+        for piece in pieces:
+            piece.mark(trial)
+        if any(int(t.max()) > 1 for t in trial.values()):
+            _note(reasons, block.parameters, f"{block.name} left out: another block acts on the same entries")
+            continue
+        taken |= trial
+        if all(b.name != block.name for b in kept):
+            kept.append(block)
+    return kept
+
+
+def _note(reasons: dict[str, str], names: Iterable[str], reason: str) -> None:
+    reasons.update({n: reason for n in names if n in reasons})
 
 
 def _shared(model: nn.Module) -> set[str]:
