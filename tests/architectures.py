@@ -6,6 +6,7 @@ hardly turns on six tokens and would look like a larger group).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,12 +90,19 @@ def causal(family: str, **options: Any) -> Callable[[], nn.Module]:
     return of(f"{family}ForCausalLM", f"{family}Config", **options)
 
 
-def plain(heads: int, width: int) -> dict[str, str]:
-    return {"queries, keys": f"GL({width})^{heads}", "values, output": f"GL({width})^{heads}"}
+def plain(heads: int, width: int, shifts: str = "kv") -> dict[str, str]:
+    pairs = {"queries, keys": f"GL({width})^{heads}", "values, output": f"GL({width})^{heads}"}
+    return pairs | shifted(shifts, heads * width)
 
 
-def turned(pairs: int, heads: int, width: int) -> dict[str, str]:
-    return {"queries, keys": f"GL(1,C)^{pairs}", "values, output": f"GL({width})^{heads}"}
+def turned(pairs: int, heads: int, width: int, shifts: str = "") -> dict[str, str]:
+    groups = {"queries, keys": f"GL(1,C)^{pairs}", "values, output": f"GL({width})^{heads}"}
+    return groups | shifted(shifts, heads * width)
+
+
+def shifted(shifts: str, count: int) -> dict[str, str]:
+    names = {"k": "key bias", "v": "value bias, output bias"}
+    return {names[x]: f"R^{count}" for x in shifts}
 
 
 def partly(pairs: int, rest: str, values: str) -> dict[str, str]:
@@ -135,37 +143,41 @@ LATENT = {
     "tie_word_embeddings": False,
 }
 SWIN = {"image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 2}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_inner": 12, "n_positions": 32, **NO_TOKENS}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 GAINS = "query gains, key gains"
 MLA = {
     "queries, keys (plain columns)": "GL(4)^2",
     "queries, shared key (turned columns)": "GL(1,C)^2",
     "values, output": "GL(4)^2",
+    "latent of keys, values": "O(8)",
+    "gains of the latent of keys, values": "GL(1)^8",
+    "latent of queries": "O(10)",
+    "gains of the latent of queries": "GL(1)^10",
 }
 
-# dimension = GL blocks + key-bias and value-bias translations, counted by hand below
 SPECS: dict[str, Spec] = {
-    "vit": Spec(of("ViTModel", "ViTConfig", **VISION), pixels(), "layers.0.attention", plain(2, 4), 64),
-    "deit": Spec(of("DeiTModel", "DeiTConfig", **VISION), pixels(), "layers.0.attention", plain(2, 4), 64),
-    "dinov2": Spec(of("Dinov2Model", "Dinov2Config", **VISION), pixels(), "layer.0.attention", plain(2, 4), 64),
+    "vit": Spec(of("ViTModel", "ViTConfig", **VISION), pixels(), "layers.0.attention", plain(2, 4), 80),
+    "deit": Spec(of("DeiTModel", "DeiTConfig", **VISION), pixels(), "layers.0.attention", plain(2, 4), 80),
+    "dinov2": Spec(of("Dinov2Model", "Dinov2Config", **VISION), pixels(), "layer.0.attention", plain(2, 4), 80),
     "dinov2_swiglu": Spec(
         of("Dinov2Model", "Dinov2Config", **VISION, use_swiglu_ffn=True),
         pixels(),
         "layer.0.attention",
         plain(2, 4),
-        64,
+        80,
     ),
-    "swin": Spec(of("SwinModel", "SwinConfig", **SWIN), pixels(), "layers.0.blocks.0.attention", plain(2, 4), 64),
-    "beit": Spec(of("BeitModel", "BeitConfig", **VISION), pixels(), "layers.0.attention", plain(2, 4), 64),
+    "swin": Spec(of("SwinModel", "SwinConfig", **SWIN), pixels(), "layers.0.blocks.0.attention", plain(2, 4), 80),
+    "beit": Spec(of("BeitModel", "BeitConfig", **VISION), pixels(), "layers.0.attention", plain(2, 4, "v"), 72),
     "clip_vision": Spec(
-        of("CLIPVisionModel", "CLIPVisionConfig", **VISION), pixels(), "layers.0.self_attn", plain(2, 4), 64
+        of("CLIPVisionModel", "CLIPVisionConfig", **VISION), pixels(), "layers.0.self_attn", plain(2, 4), 80
     ),
-    "clip_text": Spec(of("CLIPTextModel", "CLIPTextConfig", **TEXT), tokens, "layers.0.self_attn", plain(2, 4), 64),
+    "clip_text": Spec(of("CLIPTextModel", "CLIPTextConfig", **TEXT), tokens, "layers.0.self_attn", plain(2, 4), 80),
     "siglip_vision": Spec(
-        of("SiglipVisionModel", "SiglipVisionConfig", **VISION), pixels(), "layers.0.self_attn", plain(2, 4), 64
+        of("SiglipVisionModel", "SiglipVisionConfig", **VISION), pixels(), "layers.0.self_attn", plain(2, 4), 80
     ),
     "opt": Spec(
-        causal("OPT", **TEXT, ffn_dim=12, word_embed_proj_dim=8), tokens, "layers.0.self_attn", plain(2, 4), 64
+        causal("OPT", **TEXT, ffn_dim=12, word_embed_proj_dim=8), tokens, "layers.0.self_attn", plain(2, 4), 80
     ),
     "whisper": Spec(
         of(
@@ -187,11 +199,11 @@ SPECS: dict[str, Spec] = {
         ),
         sound,
         "decoder.layers.0.encoder_attn",
-        plain(2, 4),
-        64,
+        plain(2, 4, "v"),
+        72,
     ),
-    "bert": Spec(of("BertModel", "BertConfig", **TEXT), tokens, "layer.0.attention.self", plain(2, 4), 64),
-    "roberta": Spec(of("RobertaModel", "RobertaConfig", **TEXT), tokens, "layer.0.attention.self", plain(2, 4), 64),
+    "bert": Spec(of("BertModel", "BertConfig", **TEXT), tokens, "layer.0.attention.self", plain(2, 4), 80),
+    "roberta": Spec(of("RobertaModel", "RobertaConfig", **TEXT), tokens, "layer.0.attention.self", plain(2, 4), 80),
     "distilbert": Spec(
         of(
             "DistilBertModel",
@@ -206,7 +218,7 @@ SPECS: dict[str, Spec] = {
         tokens,
         "layer.0.attention",
         plain(2, 4),
-        64,
+        80,
     ),
     "deberta_v2": Spec(
         of(
@@ -222,8 +234,8 @@ SPECS: dict[str, Spec] = {
         ),
         tokens,
         "layer.0.attention.self",
-        plain(2, 4),
-        64,
+        plain(2, 4, "v"),
+        72,
     ),
     "gpt2": Spec(
         of(
@@ -240,21 +252,21 @@ SPECS: dict[str, Spec] = {
         tokens,
         "h.0.attn",
         plain(2, 4),
-        64,
+        80,
     ),
     "bloom": Spec(
         causal("Bloom", vocab_size=VOCABULARY, hidden_size=8, n_layer=2, n_head=2, **NO_TOKENS),
         tokens,
         "h.0.self_attention",
         plain(2, 4),
-        64,
+        80,
     ),
     "falcon_rw_alibi": Spec(
         causal("Falcon", **TEXT, alibi=True, new_decoder_architecture=False, multi_query=False, bias=True),
         tokens,
         "h.0.self_attention",
         plain(2, 4),
-        64,
+        80,
     ),
     "falcon_mqa": Spec(
         causal("Falcon", **TEXT, **rope(), alibi=False, new_decoder_architecture=False, multi_query=True, bias=False),
@@ -279,21 +291,25 @@ SPECS: dict[str, Spec] = {
         40,
     ),
     "t5": Spec(
-        of("T5EncoderModel", "T5Config", **T5), tokens, "encoder.block.0.layer.0.SelfAttention", plain(2, 4), 64
+        of("T5EncoderModel", "T5Config", **T5), tokens, "encoder.block.0.layer.0.SelfAttention", plain(2, 4, ""), 64
     ),
     "t5_encdec": Spec(
-        of("T5Model", "T5Config", **T5), both, "decoder.block.0.layer.1.EncDecAttention", plain(2, 4), 64
+        of("T5Model", "T5Config", **T5), both, "decoder.block.0.layer.1.EncDecAttention", plain(2, 4, ""), 64
     ),
     "t5_gated": Spec(
         of("T5Model", "T5Config", **T5, feed_forward_proj="gated-gelu"),
         both,
         "decoder.block.0.layer.0.SelfAttention",
-        plain(2, 4),
+        plain(2, 4, ""),
         64,
     ),
     "llama": Spec(causal("Llama", **GROUPED, **rope()), tokens, "layers.0.self_attn", turned(4, 2, 4), 40),
     "llama_bias": Spec(
-        causal("Llama", **GROUPED, **rope(), attention_bias=True), tokens, "layers.0.self_attn", turned(4, 2, 4), 40
+        causal("Llama", **GROUPED, **rope(), attention_bias=True),
+        tokens,
+        "layers.0.self_attn",
+        turned(4, 2, 4, "v"),
+        48,
     ),
     "mistral": Spec(causal("Mistral", **GROUPED, **rope()), tokens, "layers.0.self_attn", turned(4, 2, 4), 40),
     "qwen2": Spec(causal("Qwen2", **GROUPED, **rope()), tokens, "layers.0.self_attn", turned(4, 2, 4), 40),
@@ -330,12 +346,13 @@ SPECS: dict[str, Spec] = {
         turned(4, 2, 4),
         40,
     ),
+    # three by three patches: of two by two, the fastest positions turn by a whole circle, which is nothing
     "dinov3": Spec(
-        of("DINOv3ViTModel", "DINOv3ViTConfig", **VISION, num_register_tokens=1, rope_theta=10.0),
-        pixels(),
+        of("DINOv3ViTModel", "DINOv3ViTConfig", **{**VISION, "image_size": 12}, num_register_tokens=1, rope_theta=10.0),
+        pixels(12),
         "layer.0.attention",
-        turned(4, 2, 4),
-        40,
+        turned(4, 2, 4, "v"),
+        48,
     ),
     "modernbert": Spec(
         of(
@@ -359,15 +376,15 @@ SPECS: dict[str, Spec] = {
         causal("GPTNeoX", **WIDE, **rope(partial_rotary_factor=0.5)),
         tokens,
         "layers.0.attention",
-        partly(4, "GL(4)^2", "GL(8)^2"),
-        168,
+        {**partly(4, "GL(4)^2", "GL(8)^2"), "key bias": "R^8", "value bias, output bias": "R^16"},
+        192,
     ),
     "phi": Spec(
         causal("Phi", **WIDE, **rope(partial_rotary_factor=0.5)),
         tokens,
         "layers.0.self_attn",
-        partly(4, "GL(4)^2", "GL(8)^2"),
-        168,
+        {**partly(4, "GL(4)^2", "GL(8)^2"), "key bias": "R^8", "value bias, output bias": "R^16"},
+        192,
     ),
     "gptj": Spec(
         causal(
@@ -385,8 +402,8 @@ SPECS: dict[str, Spec] = {
         {"queries, keys": "GL(4)^2", "values, output": "GL(4)^2"},
         64,
     ),
-    "deepseek_v2": Spec(causal("DeepseekV2", **LATENT, **rope()), tokens, "layers.0.self_attn", MLA, 68),
-    "deepseek_v3": Spec(causal("DeepseekV3", **LATENT, **rope()), tokens, "layers.0.self_attn", MLA, 68),
+    "deepseek_v2": Spec(causal("DeepseekV2", **LATENT, **rope()), tokens, "layers.0.self_attn", MLA, 159),
+    "deepseek_v3": Spec(causal("DeepseekV3", **LATENT, **rope()), tokens, "layers.0.self_attn", MLA, 159),
     "qwen3": Spec(
         causal("Qwen3", **GROUPED, **rope(), head_dim=4),
         tokens,
@@ -422,8 +439,14 @@ SPECS: dict[str, Spec] = {
         of("Swinv2Model", "Swinv2Config", **SWIN),
         pixels(),
         "layers.0.blocks.0.attention.self",
-        {"values, output": "GL(4)^2"},
-        32,
+        {
+            "queries, keys": "O(4)^2",
+            "queries": "R+^2",
+            "keys": "R+^2",
+            "values, output": "GL(4)^2",
+            "value bias, output bias": "R^8",
+        },
+        56,
     ),
 }
 
@@ -434,7 +457,9 @@ def adapted(config: str, model: str = "bert", **options: Any) -> Callable[[], nn
     def build() -> nn.Module:
         import peft
 
-        return peft.get_peft_model(SPECS[model].build(), getattr(peft, config)(**options))
+        with warnings.catch_warnings():  # it looks at every attribute of the model, deprecated ones included
+            warnings.simplefilter("ignore", FutureWarning)
+            return peft.get_peft_model(SPECS[model].build(), getattr(peft, config)(**options))
 
     return build
 
@@ -460,8 +485,8 @@ LORA: dict[str, Spec] = {
         adapted("AdaLoraConfig", init_r=3, target_r=2, total_step=10, **BERT_TARGETS),
         tokens,
         QUERY,
-        {"low rank (default)": "GL(1)^3"},
-        3,
+        {"low rank (default)": "GL(1)^3", "singular values (default)": "GL(1)^3"},
+        6,
     ),
     "vera": Spec(adapted("VeraConfig", r=3, **BERT_TARGETS), tokens, QUERY, {"scales (default)": "GL(1)"}, 1),
 }

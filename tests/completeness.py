@@ -33,15 +33,14 @@ class Nullity:
     smallest_other: float
 
 
-def nullity(model: nn.Module, batch: Any, layer: str, output: str, copies: int = 5, cut: float = 1e-11) -> Nullity:
+def nullity(model: nn.Module, batch: Any, layer: str, output: str, cut: float = 1e-11) -> Nullity:
     """Directions in the parameters of ``layer`` (and of its projection ``output``) that its output does not see.
 
     Args:
         model: in float64.
-        batch: a dict of the model's arguments; repeated to have more equations than parameters.
+        batch: a dict of the model's arguments; repeated until there are more equations than parameters.
         layer: the attention module.
         output: its output projection, inside or beside it.
-        copies: how often the batch is repeated.
         cut: singular values below, relative to the largest, are null; exact ones are at 1e-15.
     """
     container = _ancestor(layer, output)
@@ -49,16 +48,12 @@ def nullity(model: nn.Module, batch: Any, layer: str, output: str, copies: int =
     names = [
         n for n, _ in module.named_parameters() if _inside(f"{container}.{n}", layer, output) and not ASIDE.search(n)
     ]
+    weights = {n: p.detach().clone().requires_grad_() for n, p in module.named_parameters() if n in names}
+    count = sum(p.numel() for p in weights.values())
     with exact():
-        args, kwargs = _arguments(model, module, map_tensors(batch, lambda t: t.repeat(copies, *[1] * (t.dim() - 1))))
-        weights = {n: p.detach().clone().requires_grad_() for n, p in module.named_parameters() if n in names}
-        kept: list[Tensor] = []
-        hook = model.get_submodule(output).register_forward_hook(lambda _m, _a, out: kept.append(out))
-        try:
-            functional_call(module, weights, args, kwargs)
-        finally:
-            hook.remove()
-        result = kept[0].reshape(-1)
+        result = _output(model, module, weights, output, batch, 1)
+        copies = int(1.3 * count / result.numel()) + 2
+        result = _output(model, module, weights, output, batch, copies)
         rows = torch.autograd.grad(result, list(weights.values()), torch.eye(result.numel()), is_grads_batched=True)
     jacobian = torch.cat([r.reshape(result.numel(), -1) for r in rows], dim=1)
     assert jacobian.shape[0] > jacobian.shape[1], f"{jacobian.shape}: too few equations"
@@ -66,6 +61,20 @@ def nullity(model: nn.Module, batch: Any, layer: str, output: str, copies: int =
     s = s / s[0]
     null = s < cut
     return Nullity(int(null.sum()), float(s[null].max()) if null.any() else 0.0, float(s[~null].min()))
+
+
+def _output(
+    model: nn.Module, module: nn.Module, weights: dict[str, Tensor], output: str, batch: Any, copies: int
+) -> Tensor:
+    """Everything the output projection gives, in one vector."""
+    args, kwargs = _arguments(model, module, map_tensors(batch, lambda t: t.repeat(copies, *[1] * (t.dim() - 1))))
+    kept: list[Tensor] = []
+    hook = model.get_submodule(output).register_forward_hook(lambda _m, _a, out: kept.append(out))
+    try:
+        functional_call(module, weights, args, kwargs)
+    finally:
+        hook.remove()
+    return kept[0].reshape(-1)
 
 
 def _ancestor(layer: str, output: str) -> str:

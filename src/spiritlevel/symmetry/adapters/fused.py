@@ -11,7 +11,7 @@ from spiritlevel.symmetry.adapters.attention import Attention, blocks_of
 from spiritlevel.symmetry.adapters.base import ADAPTERS, Answer, Refusal, join
 from spiritlevel.symmetry.adapters.doubts import doubt
 from spiritlevel.symmetry.adapters.labels import trace_heads
-from spiritlevel.symmetry.adapters.layers import affine, outputs_of
+from spiritlevel.symmetry.adapters.layers import affine, described, outputs_of
 from spiritlevel.symmetry.adapters.names import FUSED, child, heads_of, output_of
 from spiritlevel.symmetry.adapters.norms import norms_of
 from spiritlevel.symmetry.adapters.slots import into_heads
@@ -61,7 +61,7 @@ def fused(name: str, module: nn.Module, parent: nn.Module | None) -> Answer:
     layer, (out, outer) = getattr(module, layer_name), found
     for role, x in ((layer_name, layer), ("output", outer)):
         if not affine(x):
-            return Refusal(f"attention whose {role} is {type(x).__name__}, not a plain Linear")
+            return Refusal(f"attention whose {role} is {described(x)}, not a plain Linear")
     if count is None:
         return Refusal("attention that does not say how many heads it has (num_attention_heads, num_heads, n_heads)")
     last = out.removeprefix(f"{name}.")

@@ -18,7 +18,7 @@ from spiritlevel.core.blocks import Block, Gain, Pair, Rotation
 from spiritlevel.core.views import Factor, Piece
 from spiritlevel.symmetry.adapters.base import ADAPTERS, Answer, Refusal, join, label
 from spiritlevel.symmetry.adapters.doubts import doubt
-from spiritlevel.symmetry.adapters.layers import affine, outputs_of
+from spiritlevel.symmetry.adapters.layers import affine, described, outputs_of
 from spiritlevel.symmetry.adapters.names import child, heads_of, output_of, setting
 from spiritlevel.symmetry.adapters.norms import is_rms, offset_of
 from spiritlevel.symmetry.adapters.rotary import parts_of
@@ -50,7 +50,7 @@ def latent(name: str, module: nn.Module, parent: nn.Module | None) -> Answer:
     layers = {n: getattr(module, n) for n in (query, _LATENT, _EXPAND)} | {"output": outer}
     wrong = next((r for r, x in layers.items() if not affine(x)), None)
     if wrong is not None:
-        return Refusal(f"latent attention whose {wrong} is {type(layers[wrong]).__name__}, not a plain Linear")
+        return Refusal(f"latent attention whose {wrong} is {described(layers[wrong])}, not a plain Linear")
     heads, (plain, turned, rank, values) = heads_of(module) or 0, (setting(module, n) for n in _SIZES)
     if not all(isinstance(n, int) for n in (plain, turned, rank, values)):
         return Refusal(f"latent attention that does not say its sizes ({', '.join(_SIZES)})")
@@ -95,7 +95,7 @@ def _latents(name: str, module: nn.Module, query: str, sizes: _Sizes) -> list[Bl
         ("queries", "q_a_proj", "q_a_layernorm", query),
     ):
         before, between, after = (getattr(module, n, None) for n in (down, norm, up))
-        if between is None or not affine(before) or not affine(after):
+        if before is None or between is None or after is None or not affine(before) or not affine(after):
             continue
         total, rank = outputs_of(before)[0], outputs_of(after)[1]
         gains = dict(between.named_parameters())

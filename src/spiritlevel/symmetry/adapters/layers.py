@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["affine", "is_transposed", "outputs_of", "weight_of"]
+__all__ = ["affine", "described", "is_transposed", "outputs_of", "weight_of"]
 
 
 def is_transposed(layer: nn.Module) -> bool:
@@ -27,6 +27,14 @@ def outputs_of(layer: nn.Module) -> tuple[int, int]:
     return (columns, rows) if is_transposed(layer) else (rows, columns)
 
 
+def described(layer: nn.Module) -> str:
+    """What a layer is that is not affine in the plain sense; in full where its name alone would not say it."""
+    kind = type(layer)
+    if kind is nn.Linear:
+        return "a Linear whose weight is not a plain parameter"
+    return f"{kind.__module__}.{kind.__qualname__}" if kind.__name__ in ("Linear", "Conv1D") else kind.__name__
+
+
 def affine(layer: nn.Module | None) -> bool:
     """Whether a layer is ``x W^T + b`` (or ``x W + b``) of plain parameters, and nothing more.
 
@@ -39,7 +47,7 @@ def affine(layer: nn.Module | None) -> bool:
         return False
     own = {n for n, _ in layer.named_parameters()}
     if type(layer) is nn.Linear:
-        return own <= {"weight", "bias"} and not layer._forward_hooks and not layer._forward_pre_hooks
+        return own <= {"weight", "bias"}
     if not own <= {"weight", "bias"} or not weight.is_floating_point():
         return False
     outputs, inputs = outputs_of(layer)

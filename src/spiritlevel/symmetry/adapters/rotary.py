@@ -53,6 +53,8 @@ def parts_of(module: nn.Module, width: int, rotated: int | None = None) -> list[
             return Refusal(f"attention that takes {taken!r}: positions act on queries and keys in a way not understood")
         return [Part(0, width)]
     rotated = rotated if rotated is not None else _rotated(module, width)
+    if rotated % 2 or not 2 <= rotated <= width:
+        return Refusal(f"attention that is said to turn {rotated} of {width} columns")
     found = {turned_pairs(turn, width, rotated) for turn in turns}
     if len(found) != 1 or (pairing := found.pop()) is None:
         return Refusal("attention with rotary positions whose pairs of columns could not be told")

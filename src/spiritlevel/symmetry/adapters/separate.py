@@ -7,7 +7,7 @@ from torch import nn
 from spiritlevel.symmetry.adapters.attention import Attention, blocks_of
 from spiritlevel.symmetry.adapters.base import ADAPTERS, Answer, Refusal, join
 from spiritlevel.symmetry.adapters.doubts import doubt
-from spiritlevel.symmetry.adapters.layers import affine, outputs_of
+from spiritlevel.symmetry.adapters.layers import affine, described, outputs_of
 from spiritlevel.symmetry.adapters.names import KEY, QUERY, VALUE, child, heads_of, output_of, setting
 from spiritlevel.symmetry.adapters.norms import norms_of
 from spiritlevel.symmetry.adapters.slots import Slot, into_heads
@@ -37,7 +37,7 @@ def separate(name: str, module: nn.Module, parent: nn.Module | None) -> Answer:
     layers |= {n: getattr(module, n) for n in extra.values()}
     wrong = next((r for r, x in layers.items() if not affine(x)), None)
     if wrong is not None:
-        return Refusal(f"attention whose {wrong} is {type(layers[wrong]).__name__}, not a plain Linear")
+        return Refusal(f"attention whose {wrong} is {described(layers[wrong])}, not a plain Linear")
     last = out.removeprefix(f"{name}.")
     refusal = doubt(module, {q, k, v, last, *extra.values(), *(norms_of(module) or ())}, last)
     if refusal is not None:
