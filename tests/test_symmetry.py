@@ -153,24 +153,9 @@ def test_the_output_bias_stays_outside_and_the_others_inside() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (
-            lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL, vocab_size=20)),
-            "position",
-        ),
-        (
-            lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**SMALL, vocab_size=20, head_dim=4, num_key_value_heads=2)),
-            "position",
-        ),
-    ],
-)
-def test_rotary_attention_is_not_claimed(make: Any, words: str) -> None:
-    """Kills: the paper's full GL(h) on rotary queries and keys, which drifts by 0.5 and more."""
-    found = sl.find_symmetries(make())
-    assert len(found) == 0
-    assert any(words in x.reason for x in found.leftovers)
+def unit(x: Tensor) -> Tensor:
+    """A helper outside the module, where the adapters do not look."""
+    return nn.functional.normalize(x, dim=-1)
 
 
 class Turned(nn.Module):
@@ -184,7 +169,7 @@ class Turned(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (f(x).unflatten(-1, (2, 4)).transpose(-2, -3) for f in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = (nn.functional.normalize(t, dim=-1) for t in (q, k))
+        q, k = unit(q), unit(k)
         out: Tensor = self.o_proj(((q @ k.mT * 5).softmax(-1) @ v).transpose(-2, -3).flatten(-2)).mean(1)
         return out
 
@@ -199,7 +184,7 @@ def test_a_claim_that_does_not_hold_is_an_error_that_names_the_block() -> None:
     with pytest.raises(SymmetryError, match="'queries, keys'"):
         sl.geodesic_sharpness(sl.Problem(model, [batch]), 0.1)
     kept = [b for b in blocks if b.name == "values, output"]
-    assert check_blocks(model, batch, kept) < 1e-12
+    assert check_blocks(model, batch, kept).drift < 1e-12
     assert sl.geodesic_sharpness(sl.Problem(model, [batch]), 0.1, blocks=kept).value > 0
 
 
@@ -231,7 +216,9 @@ def change(**parts: Any) -> nn.Module:
         (change(q_norm=nn.LayerNorm(4)), "further part 'q_norm'"),
         (change(rotary=nn.Identity()), "further part 'rotary'"),
         (change(temperature=nn.Parameter(torch.ones(1))), "further parameter 'temperature'"),
-        (change(k_proj=nn.Linear(8, 4), v_proj=nn.Linear(8, 4)), "fewer key or value heads"),
+        (change(k_proj=nn.Linear(8, 6), v_proj=nn.Linear(8, 6)), "do not fit its queries head by head"),
+        (change(v_proj=nn.Linear(8, 4)), "do not fit its queries head by head"),
+        (change(head_dim=3), "heads of 3, but queries of 4"),
         (change(q_proj=nn.Sequential(nn.Linear(8, 8))), "q_proj is Sequential, not a plain Linear"),
         (change(o_proj=nn.Identity()), "output is Identity, not a plain Linear"),
     ],

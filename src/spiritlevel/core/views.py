@@ -23,10 +23,11 @@ __all__ = ["Factor", "Piece"]
 class Piece:
     """Where some rows of a factor lie in one parameter.
 
-    The parameter is viewed as ``shape``, indexed by ``index``, and the axes of the result are named: ``batch`` axes
-    run over heads, ``rows`` axes over the rows of the factor, ``column`` is the axis the group mixes (None: a single
-    column), ``pair`` an axis of length two that holds real and imaginary part of a complex column (None: real). The
-    group acts on the parameter plus ``offset`` (norms that store a gain as its difference from 1).
+    The parameter is viewed as ``shape``, indexed by ``index``, its axes split further into the shape ``split`` (empty:
+    left as they are), and the axes of the result are named: ``batch`` axes run over heads, ``rows`` axes over the rows
+    of the factor, ``column`` is the axis the group mixes (None: a single column), ``pair`` an axis of length two that
+    holds real and imaginary part of a complex column (None: real). The group acts on the parameter plus ``offset``
+    (norms that store a gain as its difference from 1).
 
     >>> weight = torch.arange(6.0).reshape(2, 3)  # one head of width 2 on 3 inputs: rows of the weight are columns of G
     >>> Piece("w", shape=(1, 2, 3), batch=(0,), rows=(2,), column=1).read({"w": weight})
@@ -42,11 +43,13 @@ class Piece:
     column: int | None
     index: tuple[int | slice, ...] = ()
     pair: int | None = None
+    split: tuple[int, ...] = ()
     offset: float = 0.0
 
     def _view(self, parameter: Tensor) -> Tensor:
         """(*batch, *rows, column, pair), without flattening: a view of a contiguous parameter."""
         t = parameter.reshape(self.shape)[self.index]
+        t = t.view(self.split) if self.split else t
         order = self.batch + self.rows
         if self.column is None:
             order, t = (*order, t.dim()), t.unsqueeze(-1)
@@ -84,7 +87,7 @@ class Piece:
     def write_tangent(self, tangent: Mapping[str, Tensor], value: Tensor) -> None:
         """The same for a tangent vector."""
         target = self._view(tangent[self.parameter])
-        value = torch.view_as_real(value) if self.pair is not None else value
+        value = torch.view_as_real(value.resolve_conj()) if self.pair is not None else value
         target.copy_(value.reshape(target.shape))
 
     def clear(self, mask: Mapping[str, Tensor]) -> None:
