@@ -98,9 +98,14 @@ def canonical_gauge(left: Matrices, right: Matrices, dtype: torch.dtype) -> Gaug
     size = torch.linalg.matrix_norm(g) * torch.linalg.matrix_norm(h)
     s = torch.where(s > _ROUNDING * eps * size.unsqueeze(-1), s, torch.zeros_like(s))
     narrow = _complex(dtype) if left.is_complex() else dtype
+    u, v = q_g @ u, q_h @ adjoint(v_adjoint)
+    if g.shape[-1] == 1:  # only positive scales are symmetries of a ReLU: U points along G, not against it
+        along = adjoint(u) @ g
+        turn = torch.where(along == 0, torch.ones_like(along), along / along.abs())
+        u, v = u * turn, v * turn
     return Gauge(
-        left=(q_g @ u).to(narrow),
-        right=(q_h @ adjoint(v_adjoint)).to(narrow),
+        left=u.to(narrow),
+        right=v.to(narrow),
         values=s.to(dtype),
         full=bool((s > 0).all()),
     )

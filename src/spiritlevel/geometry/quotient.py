@@ -14,6 +14,7 @@ from torch import Tensor
 from spiritlevel.core.blocks import Block, Pair
 from spiritlevel.core.shapes import Flat
 from spiritlevel.core.tensors import natural_dtype
+from spiritlevel.core.views import Piece
 from spiritlevel.errors import ArgumentError, ModelError
 from spiritlevel.geometry.base import Chart, Geometry, Part, PullBack, Weights, required
 from spiritlevel.geometry.cross_geodesic import TOLERANCES
@@ -194,20 +195,26 @@ def _uncovered(weights: Weights, blocks: Sequence[Block]) -> tuple[list[str], di
 
     Parameters that are partly in pairs and partly frozen are named too, so that something writes their frozen entries.
     """
+    claimed: dict[str, Tensor] = {}
     covered: dict[str, Tensor] = {}
     paired = {n for b in blocks if isinstance(b, Pair) for n in b.parameters}
-    frozen: set[str] = set()
+    frozen = {p.parameter for b in blocks for p in b.frozen}
     for block in blocks:
-        pieces = [*block.left.pieces, *block.right.pieces] if isinstance(block, Pair) else list(block.frozen)
-        frozen |= set() if isinstance(block, Pair) else {p.parameter for p in pieces}
-        for piece in pieces:
-            w = weights[piece.parameter]
-            count = covered.setdefault(piece.parameter, torch.zeros(w.shape, dtype=torch.uint8, device=w.device))
-            piece.mark(covered)
-            if int(count.max()) > 1:
+        for piece in block.claims:
+            _mark(piece, weights, claimed)
+            if int(claimed[piece.parameter].max()) > 1:
                 raise ModelError(
                     f"expected blocks that share no weights, but an entry of {piece.parameter!r} is in two, one of "
                     f"them {block.name!r}: leave one of them out"
                 )
+        for piece in block.claims if isinstance(block, Pair) else block.frozen:
+            _mark(piece, weights, covered)
     masks = {n: c == 0 for n, c in covered.items() if bool((c == 0).any()) or n in paired & frozen}
     return [n for n in weights if n not in covered or n in masks], masks
+
+
+def _mark(piece: Piece, weights: Weights, counts: dict[str, Tensor]) -> None:
+    """Count the entries of a piece."""
+    w = weights[piece.parameter]
+    counts.setdefault(piece.parameter, torch.zeros(w.shape, dtype=torch.uint8, device=w.device))
+    piece.mark(counts)

@@ -52,9 +52,13 @@ class Section:
         return bool(self._stages)
 
     def push(self, tangent: Weights) -> Weights:
-        """A tangent vector at the user's weights, carried to the canonical point."""
+        """A tangent vector at the user's weights, carried to the canonical point.
+
+        By the differential of the fold where that takes all vertical directions to 0; by that of the group element
+        where some are left for the chart to project out.
+        """
         for block, element, before in self._stages:
-            tangent = _carried(block, element, before, tangent)
+            tangent = _carried(block, element if block.free else None, before, tangent)
         return tangent
 
     def pull(self, tangent: Weights) -> Weights:
@@ -66,11 +70,18 @@ class Section:
         return tangent
 
 
-def _carried(block: Block, element: Tensor, weights: Weights, tangent: Weights) -> Weights:
-    """The differential of the action of a fixed group element."""
+def _carried(block: Block, element: Tensor | None, weights: Weights, tangent: Weights) -> Weights:
+    """The differential of the action of a fixed group element; without one, of the fold."""
     names = [n for n in (*block.parameters, *getattr(block, "reads", ())) if n in tangent]
     point, direction = {n: weights[n] for n in names}, {n: tangent[n].to(weights[n].dtype) for n in names}
-    moved: Weights = jvp(lambda w: block.act({**weights, **w}, element), (point,), (direction,))[1]
+
+    def act(some: Weights) -> Weights:
+        here = {**weights, **some}
+        chosen = block.section(here) if element is None else element
+        assert chosen is not None
+        return block.act(here, chosen)
+
+    moved: Weights = jvp(act, (point,), (direction,))[1]
     return {**tangent, **moved}
 
 

@@ -67,19 +67,19 @@ def find_symmetries(
     if any(k in FLOWS for k in wanted):
         seen = trace(model, batch)
         proposals += [b for kind, propose in FLOWS.items() if kind in wanted for b in propose(seen)]
-    reasons = dict.fromkeys(measured, _PLAIN)
-    blocks = _kept(proposals, set(measured), _shared(model), reasons)
+    notes = _Notes(measured)
+    blocks = _kept(proposals, _shared(model), notes)
     if batch is not None:
-        blocks = _confirmed(model, batch, blocks, reasons)
-    blocks = _disjoint(blocks, named, reasons)
+        blocks = _confirmed(model, batch, blocks, notes)
+    blocks = _disjoint(blocks, named, notes)
     inside = {n for b in blocks for n in b.parameters}
     groups: dict[str, list[str]] = {}
-    for n, reason in reasons.items():
+    for n, reason in notes.reasons.items():
         if n not in inside:
             groups.setdefault(reason, []).append(n)
     sizes = {n: named[n].numel() for n in measured}
     leftovers = tuple(Leftover(tuple(names), reason) for reason, names in groups.items())
-    return Symmetries(tuple(blocks), leftovers, sum(sizes.values()), sizes)
+    return Symmetries(tuple(blocks), leftovers, sum(sizes.values()), sizes, notes.refused)
 
 
 def _wanted(kinds: str | Iterable[str], batch: Any) -> set[str]:
@@ -122,22 +122,39 @@ def _by_structure(model: nn.Module) -> Iterator[Block | Leftover]:
             break
 
 
-def _kept(
-    proposals: Iterable[Block | Leftover], measured: set[str], shared: set[str], reasons: dict[str, str]
-) -> list[Block]:
-    """Blocks whose group may act; what is said of the others goes into the reasons."""
-    blocks = []
+class _Notes:
+    """Why parameters stay elementwise, and why proposed groups were left out."""
+
+    def __init__(self, measured: Iterable[str]) -> None:
+        self.reasons = dict.fromkeys(measured, _PLAIN)
+        self.refused: dict[str, str] = {}
+
+    def elementwise(self, names: Iterable[str], reason: str) -> None:
+        """Say it of parameters; those that another block takes are not listed in the end."""
+        self.reasons.update({n: reason for n in names if n in self.reasons})
+
+    def refuse(self, block: Block, reason: str) -> None:
+        """Say it of a block."""
+        self.refused[block.name] = reason
+        self.elementwise(block.parameters, f"{block.name}: {reason}")
+
+
+def _kept(proposals: Iterable[Block | Leftover], shared: set[str], notes: _Notes) -> list[Block]:
+    """Blocks whose group may act; what is said of the others is noted."""
+    blocks, measured = [], set(notes.reasons)
     for found in proposals:
-        reason = found.reason if isinstance(found, Leftover) else _obstacle(found, measured, shared)
+        if isinstance(found, Leftover):
+            notes.elementwise(found.parameters, found.reason)
+            continue
+        reason = _obstacle(found, measured, shared)
         if reason is None:
-            assert isinstance(found, Block)
             blocks.append(found)
         else:
-            _note(reasons, found.parameters, reason)
+            notes.refuse(found, reason)
     return blocks
 
 
-def _confirmed(model: nn.Module, batch: Any, blocks: list[Block], reasons: dict[str, str]) -> list[Block]:
+def _confirmed(model: nn.Module, batch: Any, blocks: list[Block], notes: _Notes) -> list[Block]:
     """Blocks whose moment map vanishes on a few examples."""
     moments, verdicts = violations(model, few_examples(batch), blocks)
     kept = []
@@ -146,38 +163,29 @@ def _confirmed(model: nn.Module, batch: Any, blocks: list[Block], reasons: dict[
             kept.append(block)
         else:
             why = "holds only up to eps" if verdict is Verdict.EPS else "does not hold: something else sees it"
-            _note(reasons, block.parameters, f"{block.name} {why} (moment map {moment:.1g} on data)")
+            notes.refuse(block, f"{why} (moment map {moment:.1g} on data)")
     return kept
 
 
-def _disjoint(blocks: Sequence[Block], named: dict[str, Tensor], reasons: dict[str, str]) -> list[Block]:
-    """Every entry in one pair or one section at most: pairs lose frozen rows, later blocks give way to earlier ones.
-
-    Names are made unique on the way (a module may be found twice).
-    """
-    frozen = tuple(p for b in blocks for p in b.frozen)
+def _disjoint(blocks: Sequence[Block], named: dict[str, Tensor], notes: _Notes) -> list[Block]:
+    """Every entry is claimed by one block at most: sections before pairs, which lose frozen rows, before the rest."""
     taken = {n: torch.zeros(named[n].shape, dtype=torch.uint8) for b in blocks for n in b.parameters}
-    kept: list[Block] = []
-    for block in blocks:
-        if isinstance(block, Pair) and any(p in frozen for f in (block.left, block.right) for p in f.pieces):
+    kept: dict[int, Block] = {}
+    frozen: tuple[Piece, ...] = ()
+    for i in sorted(range(len(blocks)), key=lambda i: 0 if blocks[i].frozen else 1 if not blocks[i].free else 2):
+        block = blocks[i]
+        if isinstance(block, Pair) and any(p in frozen for p in block.claims):
             block = block.without(frozen)
-        pieces: list[Piece] = list(block.frozen)
-        if isinstance(block, Pair):
-            pieces = [*block.left.pieces, *block.right.pieces]
-        trial = {n: taken[n].clone() for n in {p.parameter for p in pieces}}
-        for piece in pieces:
+        trial = {n: taken[n].clone() for n in {p.parameter for p in block.claims}}
+        for piece in block.claims:
             piece.mark(trial)
         if any(int(t.max()) > 1 for t in trial.values()):
-            _note(reasons, block.parameters, f"{block.name} left out: another block acts on the same entries")
+            notes.refuse(block, "left out, for another block acts on the same entries")
             continue
         taken |= trial
-        if all(b.name != block.name for b in kept):
-            kept.append(block)
-    return kept
-
-
-def _note(reasons: dict[str, str], names: Iterable[str], reason: str) -> None:
-    reasons.update({n: reason for n in names if n in reasons})
+        frozen += block.frozen
+        kept[i] = block
+    return [kept[i] for i in sorted(kept)]
 
 
 def _shared(model: nn.Module) -> set[str]:

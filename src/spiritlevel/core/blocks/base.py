@@ -97,6 +97,11 @@ class Block(ABC):
         return ()
 
     @property
+    def claims(self) -> tuple[Piece, ...]:
+        """Entries that no other block may claim as well: nothing is counted twice."""
+        return self.frozen
+
+    @property
     def free(self) -> bool:
         """Whether vertical directions remain after folding and freezing, for the quotient to project out."""
         return False

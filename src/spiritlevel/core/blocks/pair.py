@@ -85,6 +85,10 @@ class Pair(Block):
         h = self.width
         return (self.heads, h, h, 2) if self.is_complex else (self.heads, h, h)
 
+    @property
+    def claims(self) -> tuple[Piece, ...]:
+        return self.left.pieces + self.right.pieces
+
     def read(self, weights: Tensors) -> tuple[Tensor, Tensor]:
         """Both factors, each (heads, rows, columns)."""
         return self.left.read(weights), self.right.read(weights)

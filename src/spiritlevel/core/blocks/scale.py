@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.core.blocks.base import Block, Tensors, fresh, group_power, joined, random_scales
-from spiritlevel.core.views import Factor
+from spiritlevel.core.views import Factor, Piece
 
 __all__ = ["Scale"]
 
@@ -46,6 +46,10 @@ class Scale(Block):
     @property
     def algebra(self) -> tuple[int, ...]:
         return (self.factor.heads, 1, 1)
+
+    @property
+    def claims(self) -> tuple[Piece, ...]:
+        return self.factor.pieces
 
     @property
     def free(self) -> bool:

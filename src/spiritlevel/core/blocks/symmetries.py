@@ -27,11 +27,14 @@ class Symmetries(Sequence[Block], Displayed):
     """The blocks found in a model, and what stayed outside them."""
 
     blocks: tuple[Block, ...]
+    """What a quotient divides by."""
     leftovers: tuple[Leftover, ...] = ()
     total: int = 0
     """Entries of all measured parameters."""
     sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
     """Entries of each measured parameter."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Groups that were proposed and left out, with the reason."""
 
     def __getitem__(self, index: Any) -> Any:
         return self.blocks[index]
@@ -70,6 +73,7 @@ class Symmetries(Sequence[Block], Displayed):
                 }
                 for x in self.leftovers
             ],
+            "refused": [{"name": name, "reason": reason} for name, reason in self.refused.items()],
         }
 
     def __rich__(self) -> Table:
@@ -92,6 +96,9 @@ class Symmetries(Sequence[Block], Displayed):
         for x in self.leftovers:
             size = sum(self.sizes.get(p, 0) for p in x.parameters)
             table.add_row(_shorten(x.parameters) + f"\n[dim]{x.reason}[/dim]", "elementwise", f"{size:,}", "0")
+        table.add_section()
+        for name, reason in self.refused.items():
+            table.add_row(f"{name}\n[dim]{reason}[/dim]", "left out", "", "0")
         return table
 
 

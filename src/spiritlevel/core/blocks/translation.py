@@ -82,6 +82,10 @@ class Translation(Block):
         return self.shift.pieces if self.shift.rows == 1 else ()
 
     @property
+    def claims(self) -> tuple[Piece, ...]:
+        return self.shift.pieces
+
+    @property
     def free(self) -> bool:
         return self.shift.rows > 1
 
