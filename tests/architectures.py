@@ -451,17 +451,18 @@ SPECS: dict[str, Spec] = {
 }
 
 
+def fitted(model: nn.Module, config: str, **options: Any) -> nn.Module:
+    """A model with an adapter of peft on some of its layers."""
+    import peft
+
+    with warnings.catch_warnings():  # it looks at every attribute of the model, deprecated ones included
+        warnings.simplefilter("ignore", FutureWarning)
+        return peft.get_peft_model(model, getattr(peft, config)(**options))
+
+
 def adapted(config: str, model: str = "bert", **options: Any) -> Callable[[], nn.Module]:
-    """A model of the table with an adapter of peft on its queries and values."""
-
-    def build() -> nn.Module:
-        import peft
-
-        with warnings.catch_warnings():  # it looks at every attribute of the model, deprecated ones included
-            warnings.simplefilter("ignore", FutureWarning)
-            return peft.get_peft_model(SPECS[model].build(), getattr(peft, config)(**options))
-
-    return build
+    """A model of the table with an adapter."""
+    return lambda: fitted(SPECS[model].build(), config, **options)
 
 
 BERT_TARGETS = {"target_modules": ["query", "value"]}

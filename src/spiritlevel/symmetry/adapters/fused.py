@@ -84,7 +84,7 @@ def fused(name: str, module: nn.Module, parent: nn.Module | None) -> Answer:
 
 def _order(module: nn.Module, layer: nn.Module, heads: int, group: int, width: int) -> Order | None:
     """The order in which the module reads the outputs of its fused layer."""
-    traced = trace_heads(module, layer, width)
+    traced = trace_heads(module, layer, width, [getattr(module, n) for n in norms_of(module) or ()])
     if traced is None:
         return None
     for order in orders(heads, group, width):

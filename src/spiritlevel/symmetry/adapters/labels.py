@@ -10,15 +10,17 @@ read, nothing is changed, and a module that cannot be run so is not understood.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from spiritlevel.core.evaluation import evaluating
 from spiritlevel.symmetry.adapters.layers import outputs_of, weight_of
 from spiritlevel.symmetry.adapters.names import heads_of
+from spiritlevel.symmetry.adapters.rotary import rotated_columns
 
 __all__ = ["trace_heads"]
 
@@ -55,32 +57,33 @@ class _Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def trace_heads(module: nn.Module, fused: nn.Module, width: int) -> tuple[Tensor, Tensor, Tensor] | None:
+def trace_heads(
+    module: nn.Module, fused: nn.Module, width: int, norms: Sequence[nn.Module] = ()
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """For queries, keys and values, the outputs of the fused layer they come from: (heads, width), counted from 0.
 
-    None where the module could not be run so, or where what arrives is no plain selection of outputs.
+    None where the module could not be run so, or where what arrives is no plain selection of outputs. Norms of queries
+    and keys are passed over.
     """
     outputs, inputs = outputs_of(fused)
     weight = weight_of(fused)
-    numbers = torch.stack([torch.arange(outputs) + 1.0, torch.ones(outputs)]).unsqueeze(0).to(weight.device)
+    exact = weight.dtype if weight.dtype in (torch.float32, torch.float64) else torch.float32
+    numbers = torch.stack([torch.arange(outputs) + 1.0, torch.ones(outputs)]).unsqueeze(0).to(weight.device, exact)
     x = weight.new_zeros(1, 2, inputs)
     for mask in (None, numbers.new_zeros(1, 1, 2, 2)):
         watch = _Watch()
-        hook = fused.register_forward_hook(lambda *_: numbers.clone())
-        flags = [(m, m.training) for m in module.modules()]
+        hooks = [fused.register_forward_hook(lambda *_: numbers.clone())]
+        hooks += [n.register_forward_hook(lambda _module, inputs, _output: inputs[0]) for n in norms]
         try:
-            for m, _ in flags:
-                m.training = False
-            with torch.no_grad(), watch:
+            with torch.no_grad(), evaluating(module), watch:
                 module(**_arguments(module, x, width, mask))
         except _Done:
             break
         except Exception:  # the module wants to be called in another way
             continue
         finally:
-            hook.remove()
-            for m, flag in flags:
-                m.training = flag
+            for hook in hooks:
+                hook.remove()
     else:
         return None
     found = [_numbers(t, width) for t in watch.seen]
@@ -93,7 +96,7 @@ def trace_heads(module: nn.Module, fused: nn.Module, width: int) -> tuple[Tensor
 def _arguments(module: nn.Module, x: Tensor, width: int, mask: Tensor | None) -> Mapping[str, Any]:
     """What to call the module with: two tokens, rotary angles 0, no bias by position."""
     signature = inspect.signature(module.forward)
-    flat = torch.zeros(1, 2, width, device=x.device)
+    flat = torch.zeros(1, 2, rotated_columns(module, width), device=x.device)
     given: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
         if name in ("hidden_states", "x", "residual", "hidden_state", "input"):
@@ -119,6 +122,6 @@ def _numbers(t: Tensor, width: int) -> Tensor | None:
     t = t.reshape(-1, 2, width)
     number = t[:, 0] / t[:, 1]
     whole = number.round()
-    if not torch.allclose(number, whole, rtol=1e-4) or not bool(torch.isfinite(number).all()):
+    if not bool(((number - whole).abs() < 0.25).all()):  # exact but for the rounding of a quotient
         return None
     return whole.long() - 1

@@ -24,7 +24,7 @@ from spiritlevel.symmetry.adapters.code import calls, globals_of, parameters_of
 from spiritlevel.symmetry.adapters.names import setting
 from spiritlevel.symmetry.adapters.slots import Pairing, Part
 
-__all__ = ["parts_of", "rotations", "turned_pairs"]
+__all__ = ["parts_of", "rotated_columns", "rotations", "turned_pairs"]
 
 _ROTATION = re.compile(r"rot|rope", re.IGNORECASE)
 _TAKES = re.compile(r"^(position_embeddings|cos|sin|freqs?(_cis)?)$|rotary|rope", re.IGNORECASE)
@@ -52,7 +52,7 @@ def parts_of(module: nn.Module, width: int, rotated: int | None = None) -> list[
         if taken is not None and _used(module, taken):
             return Refusal(f"attention that takes {taken!r}: positions act on queries and keys in a way not understood")
         return [Part(0, width)]
-    rotated = rotated if rotated is not None else _rotated(module, width)
+    rotated = rotated if rotated is not None else rotated_columns(module, width)
     if rotated % 2 or not 2 <= rotated <= width:
         return Refusal(f"attention that is said to turn {rotated} of {width} columns")
     found = {turned_pairs(turn, width, rotated) for turn in turns}
@@ -85,7 +85,7 @@ def _of_values(call: ast.Call) -> bool:
     return any(isinstance(n, ast.Name) and re.match(r"v$|v_|val", n.id) for n in ast.walk(call))
 
 
-def _rotated(module: nn.Module, width: int) -> int:
+def rotated_columns(module: nn.Module, width: int) -> int:
     """How many columns of a head are turned, by the module or its config; by default all."""
     count = setting(module, "rotary_ndims", "rotary_dim", "rotary_emb_dim", "rotary_emb_base_dim")
     if isinstance(count, int):
