@@ -23,7 +23,7 @@ from spiritlevel.measures import MEASURES, Options
 from spiritlevel.problem import Problem
 from spiritlevel.solvers import SOLVERS
 from spiritlevel.study import load_checkpoint, load_data
-from spiritlevel.symmetry import find_symmetries
+from spiritlevel.symmetry import KINDS, LayerMap, certify, find_symmetries, page
 
 __all__ = ["app", "main"]
 
@@ -37,7 +37,7 @@ app = typer.Typer(
 _out = Console()
 
 
-_LISTED = ("--rho", "--measure")
+_LISTED = ("--kinds", "--rho", "--measure")
 
 
 def _spread(arguments: list[str]) -> list[str]:
@@ -65,8 +65,9 @@ def _spread(arguments: list[str]) -> list[str]:
 
 def _belongs(option: str, arg: str) -> bool:
     """Whether a further argument is one more value of a list option."""
-    if option == "--measure":
-        return all(part in MEASURES for part in arg.split(","))
+    known = {"--measure": set(MEASURES), "--kinds": {"all", *KINDS}}
+    if option in known:
+        return all(part in known[option] for part in arg.split(","))
     try:
         [float(part) for part in arg.split(",")]
     except ValueError:
@@ -169,13 +170,43 @@ def measure(
 
 
 @app.command()
-def symmetries(checkpoint: _Checkpoint, builder: _Builder = None, as_json: _Json = False) -> None:
+def symmetries(
+    checkpoint: _Checkpoint,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(help=f"One or more of: all, {', '.join(KINDS)}. Default: attention and lora, or all with --data."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="A few examples, as for measure: blocks are tested on them, and all kinds can be found."),
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the picture as one HTML page to this file.")] = None,
+    builder: _Builder = None,
+    as_json: _Json = False,
+) -> None:
     """Show what is quotiented in a checkpoint, what is not, and why."""
-    found = find_symmetries(load_checkpoint(checkpoint, builder))
+    model = load_checkpoint(checkpoint, builder)
+    batch = None if data is None else next(iter(load_data(data, batch_size=4)), None)
+    chosen = kinds or (["attention", "lora"] if batch is None else ["all"])
+    found = find_symmetries(model, kinds="all" if "all" in chosen else chosen, batch=batch)
+    certificate = None if batch is None else certify(model, batch, found)
+    if html is not None:
+        _write(html, page(found, certificate, f"Weight symmetries of {checkpoint}"))
     if as_json:
-        _print_json({"checkpoint": str(checkpoint), **found.to_dict()})
-    else:
-        _out.print(found)
+        tested = None if certificate is None else certificate.to_dict()
+        _print_json({"checkpoint": str(checkpoint), **found.to_dict(), "certificate": tested})
+        return
+    _out.print(found)
+    _out.print(LayerMap.of(found))
+    if certificate is not None:
+        _out.print(certificate if not certificate.holds else certificate.summary, highlight=False)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"expected a place to write to, but {path} cannot be written: {error}") from error
 
 
 @app.command()

@@ -4,7 +4,8 @@ from spiritlevel.symmetry.adapters import ADAPTERS, Adapter, Refusal
 from spiritlevel.symmetry.certificate import Certificate, Finding, Verdict
 from spiritlevel.symmetry.find import KINDS, find_symmetries
 from spiritlevel.symmetry.orbit import move_along_orbit
-from spiritlevel.symmetry.verify import check_blocks, verify_symmetries
+from spiritlevel.symmetry.picture import LayerMap, page
+from spiritlevel.symmetry.verify import certify, check_blocks, verify_symmetries
 
 __all__ = [
     "ADAPTERS",
@@ -12,10 +13,13 @@ __all__ = [
     "Adapter",
     "Certificate",
     "Finding",
+    "LayerMap",
     "Refusal",
     "Verdict",
+    "certify",
     "check_blocks",
     "find_symmetries",
     "move_along_orbit",
+    "page",
     "verify_symmetries",
 ]

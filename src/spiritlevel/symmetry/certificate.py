@@ -81,6 +81,12 @@ class Certificate(Mapping[str, float], Displayed):
     def __len__(self) -> int:
         return len(self.findings)
 
+    @property
+    def summary(self) -> str:
+        """The result in one line."""
+        word = "Hold on data" if self.holds else "DO NOT ALL HOLD on data"
+        return f"{word}: outputs change by {self.drift:.1e} along all together; tested in {self.seconds:.2g} s."
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {
