@@ -166,7 +166,10 @@ class Quotient(Geometry):
                     "measure them too, or leave the block out"
                 )
         section, dtype = Section(required(weights), blocks), natural_dtype(weights.values())
-        parts, free = self._parts(section.weights, blocks, dtype), [b for b in blocks if b.free]
+        # rows that another block has folded to 0 take no part in a product any more
+        frozen = tuple(p for b in blocks for p in b.frozen)
+        folded = [b.without(frozen) if isinstance(b, Pair) else b for b in blocks]
+        parts, free = self._parts(section.weights, folded, dtype), [b for b in blocks if b.free]
         return Chart(section.weights, parts, dtype, section if section.moves else None, free)
 
     def _parts(self, weights: Weights, blocks: Sequence[Block], dtype: torch.dtype) -> list[Part]:

@@ -168,16 +168,15 @@ def _confirmed(model: nn.Module, batch: Any, blocks: list[Block], notes: _Notes)
 
 
 def _disjoint(blocks: Sequence[Block], named: dict[str, Tensor], notes: _Notes) -> list[Block]:
-    """Every entry is claimed by one block at most: sections before pairs, which lose frozen rows, before the rest."""
+    """Every entry is claimed by one block at most: sections before pairs (but for frozen rows) before the rest."""
     taken = {n: torch.zeros(named[n].shape, dtype=torch.uint8) for b in blocks for n in b.parameters}
     kept: dict[int, Block] = {}
     frozen: tuple[Piece, ...] = ()
     for i in sorted(range(len(blocks)), key=lambda i: 0 if blocks[i].frozen else 1 if not blocks[i].free else 2):
         block = blocks[i]
-        if isinstance(block, Pair) and any(p in frozen for p in block.claims):
-            block = block.without(frozen)
-        trial = {n: taken[n].clone() for n in {p.parameter for p in block.claims}}
-        for piece in block.claims:
+        claims = [p for p in block.claims if not isinstance(block, Pair) or p not in frozen]
+        trial = {n: taken[n].clone() for n in {p.parameter for p in claims}}
+        for piece in claims:
             piece.mark(trial)
         if any(int(t.max()) > 1 for t in trial.values()):
             notes.refuse(block, "left out, for another block acts on the same entries")

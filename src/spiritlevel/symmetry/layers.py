@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from spiritlevel.core.views import Factor, Piece
+from spiritlevel.symmetry.adapters import join
 
-__all__ = ["Layer", "join", "layer_of"]
-
-
-def join(prefix: str, name: str) -> str:
-    """A parameter's full name; the root module has the prefix ""."""
-    return f"{prefix}.{name}" if prefix else name
+__all__ = ["Layer", "layer_of"]
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def offset_of(norm: nn.Module) -> float | None:
         try:
             none = functional_call(norm, zeros, (x,))
             one = functional_call(norm, {**zeros, "weight": torch.ones_like(zeros["weight"])}, (x,))
-        except Exception:  # a norm that wants to be called in another way
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):  # it wants to be called otherwise
             return None
     step = one - none
     if step.shape != x.shape or not float(step.abs().max()):

@@ -8,8 +8,9 @@ from torch import nn
 
 from spiritlevel.core.blocks import BatchNorm, Block
 from spiritlevel.core.views import Factor, Piece
+from spiritlevel.symmetry.adapters import join
 from spiritlevel.symmetry.flows.registry import FLOWS
-from spiritlevel.symmetry.layers import join, layer_of
+from spiritlevel.symmetry.layers import layer_of
 from spiritlevel.symmetry.trace import Trace
 
 __all__ = ["batch_norm"]

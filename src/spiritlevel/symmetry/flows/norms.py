@@ -11,8 +11,9 @@ from torch.func import functional_call
 
 from spiritlevel.core.blocks import Block, Gain, Reader, Translation
 from spiritlevel.core.views import Factor, Piece
+from spiritlevel.symmetry.adapters import join
 from spiritlevel.symmetry.flows.registry import FLOWS
-from spiritlevel.symmetry.layers import Layer, join, layer_of
+from spiritlevel.symmetry.layers import Layer, layer_of
 from spiritlevel.symmetry.trace import Call, Trace
 
 __all__ = ["Norm", "norms_of", "reading_layers"]

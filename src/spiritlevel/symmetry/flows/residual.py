@@ -8,9 +8,10 @@ from torch import nn
 
 from spiritlevel.core.blocks import Block, Rotation
 from spiritlevel.core.views import Factor, Piece
+from spiritlevel.symmetry.adapters import join
 from spiritlevel.symmetry.flows.norms import norms_of, reading_layers
 from spiritlevel.symmetry.flows.registry import FLOWS
-from spiritlevel.symmetry.layers import Layer, join, layer_of
+from spiritlevel.symmetry.layers import Layer, layer_of
 from spiritlevel.symmetry.trace import Trace
 
 __all__ = ["residual"]
