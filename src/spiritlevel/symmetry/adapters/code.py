@@ -11,7 +11,10 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["calls", "globals_of", "has_source", "parameters_of"]
+__all__ = ["calls", "globals_of", "names_in", "nodes", "own_attribute", "parameters_of"]
+
+_FORM = {"device", "dim", "dtype", "ndim", "numel", "shape", "size"}
+"""What a tensor has apart from its values."""
 
 
 @cache
@@ -22,11 +25,6 @@ def _tree(function: Any) -> ast.FunctionDef | None:
     except (OSError, TypeError, SyntaxError):
         return None
     return tree.body[0] if tree.body and isinstance(tree.body[0], ast.FunctionDef) else None
-
-
-def has_source(module: nn.Module) -> bool:
-    """Whether the forward pass can be read at all."""
-    return _tree(type(module).forward) is not None
 
 
 def globals_of(module: nn.Module) -> dict[str, Any]:
@@ -40,12 +38,17 @@ def parameters_of(module: nn.Module) -> tuple[str, ...]:
     return tuple(inspect.signature(type(module).forward).parameters)[1:]
 
 
-def calls(module: nn.Module, deep: bool = True) -> list[ast.Call]:
-    """Every call in the forward pass and (if deep) in the module's own methods that it uses.
+def calls(module: nn.Module) -> list[ast.Call]:
+    """Every call in the forward pass and in the module's own methods that it uses."""
+    return [n for n in nodes(module) if isinstance(n, ast.Call)]
+
+
+def nodes(module: nn.Module, deep: bool = True) -> list[ast.AST]:
+    """Statements and expressions of the forward pass and (if deep) of the module's own methods that it uses.
 
     A branch is left out where its condition, read on this module alone (``self.use_rope``), says it is not taken.
     """
-    found: list[ast.Call] = []
+    found: list[ast.AST] = []
     seen: set[str] = set()
     waiting = ["forward"]
     while waiting:
@@ -57,17 +60,33 @@ def calls(module: nn.Module, deep: bool = True) -> list[ast.Call]:
         tree = _tree(method)
         for node in _reached(tree.body, module) if tree else ():
             found.append(node)
-            own = node.func if deep and isinstance(node.func, ast.Attribute) else None
-            if own is not None and isinstance(own.value, ast.Name) and own.value.id == "self":
-                waiting.append(own.attr)
+            if deep and isinstance(node, ast.Call) and (own := own_attribute(node.func)) is not None:
+                waiting.append(own)
     return found
 
 
-def _reached(body: Any, module: nn.Module) -> Iterator[ast.Call]:
-    """Calls below some statements, without the branches that this module does not take."""
+def own_attribute(node: ast.AST) -> str | None:
+    """The ``x`` of ``self.x``."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return node.attr
+    return None
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """The variables whose values an expression sees; of ``self.x``, ``x``."""
+    own = own_attribute(node)
+    if own is not None:
+        return {own}
+    if isinstance(node, ast.Name):
+        return set() if node.id == "self" else {node.id}
+    if isinstance(node, ast.Attribute) and node.attr in _FORM:
+        return set()
+    return {n for part in ast.iter_child_nodes(node) for n in names_in(part)}
+
+
+def _reached(body: Any, module: nn.Module) -> Iterator[ast.AST]:
+    """Everything below some statements, without the branches that this module does not take."""
     for node in body if isinstance(body, list) else [body]:
-        if isinstance(node, ast.Call):
-            yield node
         if isinstance(node, ast.If | ast.IfExp):
             taken = _holds(node.test, module)
             yield from _reached(node.test, module)
@@ -76,6 +95,7 @@ def _reached(body: Any, module: nn.Module) -> Iterator[ast.Call]:
             if taken is not True:
                 yield from _reached(node.orelse, module)
         else:
+            yield node
             yield from _reached(list(ast.iter_child_nodes(node)), module)
 
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from torch import nn
 
 from spiritlevel.symmetry.adapters.base import Refusal
-from spiritlevel.symmetry.adapters.code import calls
+from spiritlevel.symmetry.adapters.code import calls, names_in, nodes
 from spiritlevel.symmetry.adapters.names import setting
+from spiritlevel.symmetry.adapters.outside import is_outside
 
 __all__ = ["doubt", "is_cosine", "shifts_are_lost", "sums_to_one"]
 
@@ -28,10 +29,11 @@ _CURVED = {
     *("cumsum", "cumprod", "fft", "rfft", "irfft", "topk", "sort", "multinomial", "cross", "einops"),
 }
 _ASIDE = re.compile(
-    r"pos|bias|mask|ind(ex|ices)|table|scal|coord|dist|bucket|rel|len|size|span|max|min|exact|dim|math|num|torch|nn|^F$"
+    r"pos|bias|mask|ind(ex|ices)|grid|table|scal|factor|coord|dist|bucket|rel|len|size|span|max|min|exact|dim|math|num|torch|nn|^F$"
 )
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum", "mm", "dot", "inner", "tensordot", "outer", "mul"}
 _QUERY, _KEY = re.compile(r"^q$|^q_|query|queries"), re.compile(r"^k$|^k_|key")
+_VALUE = re.compile(r"^v$|^v_|value")
 _SOFTMAX = {"softmax", "scaled_dot_product_attention", "attention_interface", "get_interface", "attn_weights_fn"}
 _SCALE = ("logit_scale",)
 
@@ -45,7 +47,7 @@ def doubt(module: nn.Module, known: set[str], output: str | None = None) -> Refu
         harmless = isinstance(sub, _HARMLESS) or "Dropout" in type(sub).__name__
         if child in known or _TURNS.search(child) or _ADDS.search(child) or harmless:
             continue
-        if _outside(module, child, known - {output}, output):
+        if is_outside(module, child, known - {output}, output):
             continue
         return Refusal(f"attention with a further part {child!r} that may act on queries, keys or values")
     cosine = is_cosine(module)
@@ -55,31 +57,20 @@ def doubt(module: nn.Module, known: set[str], output: str | None = None) -> Refu
         return Refusal(f"attention with a further parameter {own!r}")
     product = next((c for c in _products(module) if bool(_sees(c, _QUERY)) != bool(_sees(c, _KEY))), None)
     if product is not None:
-        return Refusal(f"attention that multiplies queries or keys with something else: {ast.unparse(product)[:80]!r}")
+        return Refusal(f"attention that multiplies queries or keys with something else: {_short(product)}")
+    mixed = next(_mixed(module), None)
+    if mixed is not None:
+        return Refusal(f"attention that adds or multiplies something to queries, keys or values: {_short(mixed)}")
     for call in _curved(module):
         if not (cosine and _name(call) == "normalize"):
             return Refusal(f"attention that calls {_name(call)!r} on what may be queries, keys or values")
     return None
 
 
-def _outside(module: nn.Module, child: str, inner: set[str], output: str | None) -> bool:
-    """Whether a child is called before the projections or after the output, by the lines of the forward pass."""
-    lines: dict[str, list[tuple[int, int]]] = {}
-    for call in calls(module, deep=False):
-        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
-            lines.setdefault(call.func.attr, []).append((call.lineno, call.end_lineno or call.lineno))
-    mine, theirs = lines.get(child, []), [x for n in inner for x in lines.get(n, [])]
-    if not mine or len({n for n in inner if n in lines}) < min(3, len(inner)):
-        return False
-    before = max(end for _, end in mine) < min(start for start, _ in theirs)
-    after = bool(lines.get(output or "")) and min(s for s, _ in mine) > max(e for _, e in lines[output or ""])
-    return before or after
-
-
 def is_cosine(module: nn.Module) -> bool:
     """Whether scores are cosines: queries and keys, and nothing else, are normalised."""
     normal = [c for c in _curved(module) if _name(c) == "normalize"]
-    of = {n[0] for c in normal for n in _names(c) if n[0] in "qk"}
+    of = {n[0] for c in normal for n in names_in(c) if n[0] in "qk"}
     return len(normal) == 2 and of == {"q", "k"}
 
 
@@ -89,7 +80,7 @@ def shifts_are_lost(module: nn.Module) -> bool:
     It is not where scores are capped before their softmax, nor where keys meet positions too.
     """
     capped = setting(module, "attn_logit_softcapping", "logit_softcapping", "softcap", "attn_logit_cap") is not None
-    placed = any(re.search(r"pos|rel", n) for c in _products(module) for n in _names(c))
+    placed = any(re.search(r"pos|rel", n) for c in _products(module) for n in names_in(c))
     return sums_to_one(module) and not capped and not placed
 
 
@@ -104,7 +95,7 @@ def sums_to_one(module: nn.Module) -> bool:
 def _curved(module: nn.Module) -> Iterator[ast.Call]:
     """Calls of functions that no invertible matrix passes through, on anything but positions, masks and scales."""
     for call in calls(module):
-        if _name(call) in _CURVED and any(not _ASIDE.search(n) for n in _names(call)):
+        if _name(call) in _CURVED and any(not _ASIDE.search(n) for n in names_in(call)):
             yield call
 
 
@@ -115,21 +106,41 @@ def _products(module: nn.Module) -> Iterator[ast.expr]:
             yield call
 
 
+def _mixed(module: nn.Module) -> Iterator[ast.AST]:
+    """Sums with queries, keys or values, and their products with anything but a scale."""
+    for node in nodes(module):
+        if isinstance(node, ast.BinOp):
+            sides = [node.left, node.right]
+        elif isinstance(node, ast.AugAssign):
+            sides = [node.target, node.value]
+        else:
+            continue
+        held = [_held(x) for x in sides]
+        if isinstance(node.op, ast.Add | ast.Sub) and any(held):
+            yield node
+        elif isinstance(node.op, ast.Mult | ast.Div) and any(held):
+            other = sides[1] if held[0] else sides[0]
+            if all(held) or any(not _ASIDE.search(n) for n in names_in(other)):
+                yield node
+
+
+def _held(node: ast.AST) -> bool:
+    """Whether an expression is made of queries alone, of keys alone or of values alone."""
+    names = {n for n in names_in(node) if not _ASIDE.search(n)}
+    if any(_VALUE.search(n) for n in names) and any(re.search(r"attn|weight|prob|score", n) for n in names):
+        return False  # values weighted already
+    return sum(any(what.search(n) for n in names) for what in (_QUERY, _KEY, _VALUE)) == 1
+
+
+def _short(node: ast.AST) -> str:
+    text = ast.unparse(node)
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")
+
+
 def _sees(call: ast.expr, what: re.Pattern[str]) -> bool:
-    return any(what.search(n) for n in _names(call))
+    return any(what.search(n) for n in names_in(call))
 
 
 def _name(call: ast.Call) -> str:
     """What is called."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-def _names(call: ast.expr) -> set[str]:
-    """The variables a call sees; of ``self.x``, ``x``."""
-    found = set()
-    for node in ast.walk(call):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-            found.add(node.attr)
-        elif isinstance(node, ast.Name) and node.id != "self":
-            found.add(node.id)
-    return found

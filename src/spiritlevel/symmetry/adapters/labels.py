@@ -76,7 +76,7 @@ def trace_heads(
         hooks += [n.register_forward_hook(lambda _module, inputs, _output: inputs[0]) for n in norms]
         try:
             with torch.no_grad(), evaluating(module), watch:
-                module(**_arguments(module, x, width, mask))
+                module(**_arguments(module, x, numbers.dtype, width, mask))
         except _Done:
             break
         except Exception:  # the module wants to be called in another way
@@ -93,10 +93,10 @@ def trace_heads(
     return q, k, v
 
 
-def _arguments(module: nn.Module, x: Tensor, width: int, mask: Tensor | None) -> Mapping[str, Any]:
+def _arguments(module: nn.Module, x: Tensor, dtype: torch.dtype, width: int, mask: Tensor | None) -> Mapping[str, Any]:
     """What to call the module with: two tokens, rotary angles 0, no bias by position."""
     signature = inspect.signature(module.forward)
-    flat = torch.zeros(1, 2, rotated_columns(module, width), device=x.device)
+    flat = torch.zeros(1, 2, rotated_columns(module, width), device=x.device, dtype=dtype)
     given: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
         if name in ("hidden_states", "x", "residual", "hidden_state", "input"):
