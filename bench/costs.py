@@ -17,6 +17,7 @@ import spiritlevel as sl
 from spiritlevel.geometry import Geometry
 from spiritlevel.problem import Objective
 from spiritlevel.solvers import Centre, L2Ball, SphereAscent
+from spiritlevel.symmetry import check_blocks
 
 GEOMETRIES: dict[str, Geometry] = {
     "Euclidean": sl.Euclidean(),
@@ -141,6 +142,30 @@ def memory() -> dict[str, Any]:
         "parameters, MB": parameters / 1e6,
         "plain peak, MB": alone / 1e6,
         "above plain, in parameters": {name: (value - alone) / parameters for name, value in found.items()},
+    }
+
+
+def certificate(rounds: int = 3) -> dict[str, Any]:
+    """Finding symmetries of all kinds on data and certifying them, in plain passes of the same batch (ViT-B, 8)."""
+    model, batch = base()
+    plain(model, batch)
+    times: dict[str, list[float]] = {"plain": [], "structure only": [], "all kinds": [], "certificate": []}
+    for seed in range(rounds):
+        found: list[Any] = []
+        times["plain"].append(seconds(lambda: plain(model, batch)))
+        model.zero_grad(set_to_none=True)
+        times["structure only"].append(seconds(lambda: sl.find_symmetries(model)))
+        times["all kinds"].append(
+            seconds(lambda found=found: found.append(sl.find_symmetries(model, kinds="all", batch=batch)))  # type: ignore[misc]
+        )
+        times["certificate"].append(
+            seconds(lambda found=found, seed=seed: check_blocks(model, batch, found[0], seed))  # type: ignore[misc]
+        )
+    medians = {n: statistics.median(t) for n, t in times.items()}
+    return {
+        "model": "ViT-B/32, 86M parameters, batch 8",
+        "CPU seconds": medians,
+        "(all kinds + certificate) / plain": (medians["all kinds"] + medians["certificate"]) / medians["plain"],
     }
 
 

@@ -105,6 +105,42 @@ def test_solver_and_metric_are_passed_on(files: tuple[str, str], capsys: pytest.
     assert settings["seed"] == 7
 
 
+def test_symmetries_of_all_kinds_on_data_with_a_page(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With data all kinds are found and tested; the page stands alone and escapes what it shows."""
+    checkpoint, data = files
+    target = tmp_path / "page.html"
+    assert main(["symmetries", checkpoint, "--data", data, "--html", str(target)]) == 0
+    text = capsys.readouterr().out
+    assert "Hold on data" in text
+    assert "Redundancy by layer" in text
+    html = target.read_text(encoding="utf-8")
+    assert "default-src 'none'" in html
+    assert "<script" not in html
+    assert "http" not in html.replace("http-equiv", "")
+    assert main(["symmetries", checkpoint, "--data", data, "--kinds", "norm", "attention", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {b["kind"] for b in found["blocks"]} == {"norm", "attention"}
+    assert found["certificate"]["holds"] is True
+    assert main(["symmetries", checkpoint, "--kinds", "norm"]) == 2
+    assert "expected batch= for the kinds norm" in capsys.readouterr().err
+    assert main(["symmetries", checkpoint, "--html", str(tmp_path / "no" / "page.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_names_on_a_page_are_escaped() -> None:
+    """Kills: a module called <script>."""
+    from spiritlevel.symmetry import page
+
+    hostile = sl.Symmetries((), (sl.Leftover(("<script>alert(1)</script>",), "<b>&"),), 1, {}, {"<i>": "<u>"})
+    html = page(hostile, title="<title>")
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert "&lt;b&gt;&amp;" in html
+    assert "&lt;i&gt;" in html
+
+
 def test_symmetries(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["symmetries", files[0]]) == 0
     assert "GL(4)^2" in capsys.readouterr().out
