@@ -352,6 +352,17 @@ def test_only_exact_cross_gram_geodesics_stop() -> None:
         assert chart.stopped(case.direction(metric, 100.0)) == 0
 
 
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_random_points_are_the_same_on_the_orbit(is_complex: bool) -> None:
+    # Kills: columns of U that may point either way, which turns one sample into another on the same orbit.
+    case = full_rank(6, 5, 3, heads=2, is_complex=is_complex)
+    ends = []
+    for c in (case, moved(case)[0]):
+        chart = c.chart("inverse_gram")
+        ends.append(c.product(chart, chart.gaussian(torch.Generator().manual_seed(0))))
+    assert torch.allclose(*ends, rtol=1e-9, atol=1e-10)
+
+
 def test_inverse_gram_is_scale_free() -> None:
     # Kills: a stray power of s in inverse_gram: scaling M by c scales the whole geodesic by c, at equal z.
     case = CASES["h=1 3x5"]

@@ -26,7 +26,23 @@ from spiritlevel.core.results import Curve, Measurement, Status
 from spiritlevel.core.views import Factor, Piece
 from spiritlevel.errors import SpiritlevelError
 from spiritlevel.geometry import Diagonal, Elementwise, Euclidean, Quotient
-from spiritlevel.measures import adaptive_sharpness, average_case, geodesic_sharpness, gradient_norm, worst_case
+from spiritlevel.measures import (
+    adaptive_sharpness,
+    average_case,
+    effective_dimension,
+    geodesic_sharpness,
+    gradient_norm,
+    hessian_density,
+    hessian_diagonal,
+    hessian_eigenvalues,
+    hessian_logdet,
+    hessian_norm,
+    hessian_operator,
+    hessian_trace,
+    renyi_sharpness,
+    root_diagonal_trace,
+    worst_case,
+)
 from spiritlevel.problem import Problem
 from spiritlevel.symmetry import find_symmetries, move_along_orbit, verify_symmetries
 
@@ -57,10 +73,20 @@ __all__ = [
     "Translation",
     "adaptive_sharpness",
     "average_case",
+    "effective_dimension",
     "find_symmetries",
     "geodesic_sharpness",
     "gradient_norm",
+    "hessian_density",
+    "hessian_diagonal",
+    "hessian_eigenvalues",
+    "hessian_logdet",
+    "hessian_norm",
+    "hessian_operator",
+    "hessian_trace",
     "move_along_orbit",
+    "renyi_sharpness",
+    "root_diagonal_trace",
     "solvers",
     "verify_symmetries",
     "worst_case",

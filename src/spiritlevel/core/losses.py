@@ -67,8 +67,7 @@ class CrossEntropy:
                 return own
         logits, targets = logits_of(output), targets_of(batch)
         if self.normalize_logits:
-            logits = logits - logits.mean(-1, keepdim=True)
-            logits = logits / logits.norm(dim=-1, keepdim=True).clamp_min(1e-10)  # floor: the public baseline's
+            logits = _normalised(logits)
         if not targets.is_floating_point():
             logits, targets = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
             _check_labels(logits, targets)
@@ -78,6 +77,25 @@ class CrossEntropy:
     def terms(self, batch: Any) -> int:
         """How many targets the mean runs over."""
         return _count(targets_of(batch))
+
+    def each(self, output: Any, batch: Any, shift: int = 0) -> Tensor:
+        """The terms of the mean one by one, without those that are ignored.
+
+        Args:
+            output: of the model.
+            batch: with the targets.
+            shift: by how many positions the targets of a language model lie ahead of its outputs.
+        """
+        logits, targets = logits_of(output), targets_of(batch)
+        if self.normalize_logits:
+            logits = _normalised(logits)
+        if targets.is_floating_point():
+            return F.cross_entropy(logits, targets, reduction="none").double()
+        if shift:
+            logits, targets = logits[..., :-shift, :], targets[..., shift:]
+        logits, targets = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+        _check_labels(logits, targets)
+        return F.cross_entropy(logits, targets, reduction="none")[targets != IGNORED].double()
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,13 @@ class TorchLoss:
         """The mean over the batch."""
         value: Tensor = self.module(logits_of(output), targets_of(batch))
         return value
+
+
+def _normalised(logits: Tensor) -> Tensor:
+    """Centred, of norm one."""
+    logits = logits - logits.mean(-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(logits, dim=-1, keepdim=True)
+    return logits / length.clamp_min(1e-10)  # floor: the public baseline's
 
 
 def _count(targets: Tensor) -> int:

@@ -26,6 +26,8 @@ class Status(StrEnum):
     """A sample mean; its standard error says how good."""
     BUDGET = "budget"
     """All allowed evaluations were spent before the residual was reached: a lower bound, possibly a loose one."""
+    STOPPED = "stopped"
+    """Stopped by hand: what there was at that time."""
     EDGE = "edge"
     """The ball reaches past the smallest singular value: the metric's geodesics may end inside it."""
     NONFINITE = "non-finite"

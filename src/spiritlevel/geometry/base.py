@@ -80,6 +80,10 @@ class Part(ABC):
         """Write the Euclidean length in weight space of each unit coordinate, where that makes sense (else 1)."""
         into.fill_(1.0)
 
+    def spans(self) -> list[tuple[str, slice]]:
+        """Which coordinates belong to which layer: a parameter or a block; a layer may have several stretches."""
+        return [(", ".join(self.names), slice(0, self.size))]
+
     def describe(self, rho: float) -> dict[str, Any]:
         """Facts the user should see beside a value at radius ``rho``."""
         del rho
@@ -202,6 +206,16 @@ class Chart:
             part.scales(slot)
         return out
 
+    def layers(self) -> dict[str, tuple[slice, ...]]:
+        """The coordinates of each layer: a parameter, or a block of the quotient."""
+        found: dict[str, tuple[slice, ...]] = {}
+        start = 0
+        for part in self.parts:
+            for name, s in part.spans():
+                found[name] = (*found.get(name, ()), slice(start + s.start, start + s.stop))
+            start += part.size
+        return found
+
     def describe(self, rho: float) -> dict[str, Any]:
         """Facts the user should see beside a value at radius ``rho``."""
         facts: dict[str, Any] = {}
@@ -253,6 +267,10 @@ class Geometry(ABC):
             dtype: precision of the coordinates.
         """
         raise ArgumentError(f"expected an elementwise geometry for the rest, got {self}")
+
+    def osculating(self) -> Geometry:
+        """A geometry whose curves agree with these to second order, and are cheapest: enough for all curvature."""
+        return self
 
     def settings(self) -> dict[str, Any]:
         """What fixes it, as plain data."""

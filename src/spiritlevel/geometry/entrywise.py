@@ -16,6 +16,7 @@ A weight that is exactly 0 has the elementwise scale 0: it does not move, and no
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,10 @@ class _Entrywise(Part):
     def write(self, z: Flat, into: dict[str, Tensor]) -> None:
         for name, piece in self._pieces(z):
             into[name] = self._move(name, piece)
+
+    def spans(self) -> list[tuple[str, slice]]:
+        ends = list(itertools.accumulate(self._sizes, initial=0))
+        return [(n, slice(*ends[i : i + 2])) for i, n in enumerate(self.names)]
 
     def project(self, z: Flat) -> Tensor:
         return torch.cat([(piece * (self._scale(n) != 0)).reshape(-1) for n, piece in self._pieces(z)])

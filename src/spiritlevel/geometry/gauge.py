@@ -99,10 +99,12 @@ def canonical_gauge(left: Matrices, right: Matrices, dtype: torch.dtype) -> Gaug
     s = torch.where(s > _ROUNDING * eps * size.unsqueeze(-1), s, torch.zeros_like(s))
     narrow = _complex(dtype) if left.is_complex() else dtype
     u, v = q_g @ u, q_h @ adjoint(v_adjoint)
-    if g.shape[-1] == 1:  # only positive scales are symmetries of a ReLU: U points along G, not against it
-        along = adjoint(u) @ g
-        turn = torch.where(along == 0, torch.ones_like(along), along / along.abs())
-        u, v = u * turn, v * turn
+    # Columns of U and V may turn together. For width 1 only positive scales are symmetries of a ReLU: U points along G,
+    # not against it. Otherwise the largest entry of each column of U is positive, so that a random point is the same
+    # one on the whole orbit.
+    along = adjoint(u) @ g if g.shape[-1] == 1 else u.gather(-2, u.abs().argmax(-2, keepdim=True)).conj()
+    turn = torch.where(along == 0, torch.ones_like(along), along / along.abs())
+    u, v = u * turn, v * turn
     return Gauge(
         left=u.to(narrow),
         right=v.to(narrow),

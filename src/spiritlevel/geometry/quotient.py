@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -101,6 +102,14 @@ class _Pairs(Part):
         a, b = (t.to(self._passage.left.dtype) for t in self._horizontal(z))
         self._spread(*self._metric.unwhiten(self._passage, a, b), into, tangent=True)
 
+    def spans(self) -> list[tuple[str, slice]]:
+        found = []
+        for start, size in zip((0, self._split[0]), self._split, strict=True):
+            each = size // sum(self._heads)
+            ends = [start + each * n for n in itertools.accumulate(self._heads, initial=0)]
+            found += [(b.name, slice(*ends[i : i + 2])) for i, b in enumerate(self._blocks)]
+        return found
+
     def describe(self, rho: float) -> dict[str, Any]:
         dead = int((self.gauge.values == 0).sum())
         facts: dict[str, Any] = {"null directions": dead} if dead else {}
@@ -182,6 +191,11 @@ class Quotient(Geometry):
                 key = (block.left.rows, block.right.rows, block.width, block.is_complex)
                 groups.setdefault(key, []).append(block)
         return parts + [_Pairs(weights, group, self.metric, self.curve, dtype) for group in groups.values()]
+
+    def osculating(self) -> Quotient:
+        if self.curve != "exact":
+            return self
+        return Quotient(self.metric, "second_order", self.blocks, self.rest_geometry)
 
     def settings(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"geometry": str(self)}

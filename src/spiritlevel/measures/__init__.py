@@ -3,16 +3,50 @@
 from spiritlevel.measures.average_case import average_case
 from spiritlevel.measures.catalogue import MEASURES, NamedMeasure, Options
 from spiritlevel.measures.gradient_norm import gradient_norm
+from spiritlevel.measures.hessian import (
+    Density,
+    Eigenvalues,
+    HessianDiagonal,
+    HessianOperator,
+    LayeredMeasurement,
+    RenyiSharpness,
+    effective_dimension,
+    hessian_density,
+    hessian_diagonal,
+    hessian_eigenvalues,
+    hessian_logdet,
+    hessian_norm,
+    hessian_operator,
+    hessian_trace,
+    renyi_sharpness,
+    root_diagonal_trace,
+)
 from spiritlevel.measures.shortcuts import adaptive_sharpness, geodesic_sharpness
 from spiritlevel.measures.worst_case import worst_case
 
 __all__ = [
     "MEASURES",
+    "Density",
+    "Eigenvalues",
+    "HessianDiagonal",
+    "HessianOperator",
+    "LayeredMeasurement",
     "NamedMeasure",
     "Options",
+    "RenyiSharpness",
     "adaptive_sharpness",
     "average_case",
+    "effective_dimension",
     "geodesic_sharpness",
     "gradient_norm",
+    "hessian_density",
+    "hessian_diagonal",
+    "hessian_eigenvalues",
+    "hessian_logdet",
+    "hessian_norm",
+    "hessian_operator",
+    "hessian_trace",
+    "renyi_sharpness",
+    "root_diagonal_trace",
     "worst_case",
 ]

@@ -1,6 +1,8 @@
 """A model, a loss and data: the function whose flatness is measured."""
 
+from spiritlevel.problem.curvature import MATRICES, Curvature, Matrix
 from spiritlevel.problem.objective import Objective
 from spiritlevel.problem.problem import Problem
+from spiritlevel.problem.self_check import check_second_derivatives
 
-__all__ = ["Objective", "Problem"]
+__all__ = ["MATRICES", "Curvature", "Matrix", "Objective", "Problem", "check_second_derivatives"]

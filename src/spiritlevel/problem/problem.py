@@ -74,6 +74,7 @@ class Problem:
         self._names = _chosen(model, parameters)
         self._checked = False
         self._verified: Sequence[Block] | None = None
+        self.self_checked: float | None = None  # error of a Hessian product, see `check_second_derivatives`
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -165,13 +166,17 @@ class Problem:
 
     def tensor(self, weights: Weights, batch: Any) -> Tensor:
         """The loss of one batch as a scalar tensor, differentiable in the weights."""
+        return self.judged(weights, batch)[1]
+
+    def judged(self, weights: Weights, batch: Any) -> tuple[Any, Tensor]:
+        """What the model returns for a batch, and the loss of it as a scalar tensor."""
         output = self.output(weights, batch)
         with explained("the loss"):
             value = self.loss(output, batch)
         if not isinstance(value, Tensor) or value.numel() != 1:
             what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise LossError(f"expected a scalar loss, got {what}: average over the batch")
-        return value.reshape(())
+        return output, value.reshape(())
 
     def value(self, weights: Weights, batch: Any) -> float:
         """The loss of one batch, without derivatives; always finite."""
@@ -187,6 +192,20 @@ class Problem:
         parts = [cut(batch, i, i + self.micro_batch, size) for i in range(0, size, self.micro_batch)]
         terms = [self.terms(p) for p in parts]
         return [(p, t / sum(terms)) for p, t in zip(parts, terms, strict=True) if t]
+
+    def shares(self, batch: Any = None) -> Iterator[tuple[Any, float]]:
+        """Micro-batches of one batch, or of all (None), and the share each has in the mean over loss terms."""
+        if batch is not None:
+            yield from self.parts(batch)
+            return
+        total = self._all_terms
+        for one in self.batches():
+            weight = self.terms(one) / total
+            yield from ((part, share * weight) for part, share in self.parts(one))
+
+    @cached_property
+    def _all_terms(self) -> int:
+        return sum(self.terms(b) for b in self.batches())
 
     def terms(self, batch: Any) -> int:
         """How many terms the loss of a batch averages over (the loss's own ``terms(batch)``, else its examples)."""
