@@ -71,10 +71,13 @@ class _Hessian(Products):
     """Second derivatives of the loss."""
 
     def _build(self, problem: Problem, part: Any, output: Any, loss: Tensor) -> None:
+        if not loss.requires_grad:
+            self.gradient = torch.zeros_like(self.z, requires_grad=False)
+            return
         self.gradient = self._pulled(loss * self.share, graph=True)
 
     def __call__(self, v: Tensor) -> Tensor:
-        if not self.gradient.requires_grad:  # linear in the weights
+        if not self.gradient.requires_grad:  # linear in the weights, or independent of them
             return torch.zeros_like(v)
         return self._pulled(self.gradient, v)
 
