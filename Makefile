@@ -21,7 +21,7 @@ help:  ## Print this list
 
 setup: $(STAMP)  ## Create .venv and install everything into it; again when the pins change
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt peers.txt
 	@if ! $(BIN)/python -c '$(RECENT)' 2>/dev/null; then \
 	    found=; \
 	    for python in $(PYTHONS); do \
@@ -38,6 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into .venv (once, a minute or two) ..."
 	@$(PIP) -c constraints.txt torch
 	@$(PIP) -c constraints.txt -e '.[all]'
+	@$(PIP) --no-deps -r peers.txt
 	@touch $@
 
 demo: setup  ## Train a small network and measure it before and after an orbit move

@@ -448,7 +448,7 @@ def test_right_second_derivatives_pass_the_self_check(net: str, dtype: torch.dty
 
 def test_functions_without_second_derivative_are_refused() -> None:
     problem = Problem(Custom(_Once.apply).double(), [vectors()])
-    with pytest.raises(DerivativeError, match="second derivatives that agree|to have a second derivative"):
+    with pytest.raises(DerivativeError, match=r"second derivatives that agree|to have a second derivative"):
         sl.hessian_operator(problem, sl.Euclidean())
 
 

@@ -20,7 +20,7 @@ from spiritlevel.errors import (
     SpiritlevelError,
 )
 from spiritlevel.geometry import Euclidean
-from spiritlevel.problem import Objective
+from spiritlevel.problem import Curvature, Objective
 
 
 def net(dtype: torch.dtype = torch.float64) -> nn.Sequential:
