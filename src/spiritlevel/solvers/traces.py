@@ -169,7 +169,8 @@ def xtrace(
 def _left_out(r: Tensor) -> Tensor:
     """Column i: the unit vector orthogonal to all columns of R but the i-th."""
     s: Tensor = torch.linalg.pinv(r).mT
-    return s / torch.linalg.vector_norm(s, dim=0).clamp_min(torch.finfo(s.dtype).tiny)
+    unit: Tensor = s / torch.linalg.vector_norm(s, dim=0).clamp_min(torch.finfo(s.dtype).tiny)
+    return unit
 
 
 def _stack(probes: Iterator[Tensor], count: int) -> Tensor:

@@ -102,7 +102,7 @@ class StudyTable:
                 "expected columns named complexity.* (measures) and gen.* (generalisation), got "
                 f"{', '.join(list(columns)[:8])}: rename them"
             )
-        return cls(tuple(names), **kinds)
+        return cls(tuple(names), hp=kinds["hp"], complexity=kinds["complexity"], gen=kinds["gen"])
 
 
 def _number(column: str, value: Any) -> float:

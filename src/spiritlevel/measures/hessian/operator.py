@@ -57,9 +57,8 @@ class HessianOperator(LinearOperator):  # type: ignore[misc]  # scipy has no typ
     @property
     def dimension(self) -> int:
         """Of the horizontal space; inside `only`, the coordinates of that layer at most."""
-        if self._layer is None:
-            return int(self.chart.dimension)
-        return min(int(self.chart.dimension), sum(s.stop - s.start for s in self._layer))
+        whole: int = self.chart.dimension
+        return whole if self._layer is None else min(whole, sum(s.stop - s.start for s in self._layer))
 
     @property
     def products(self) -> int:
