@@ -13,11 +13,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 import spiritlevel
 from spiritlevel.core.results import Curve, Measurement
 from spiritlevel.demo import run_demo
 from spiritlevel.errors import ArgumentError, SpiritlevelError
+from spiritlevel.experiments import EXPERIMENTS
 from spiritlevel.geometry import GEOMETRIES, Elementwise, Euclidean, Geometry, Quotient
 from spiritlevel.measures import MEASURES, Options
 from spiritlevel.problem import Problem
@@ -217,6 +219,33 @@ def demo(
     report = run_demo(seed, _out if not as_json else Console(stderr=True))
     if as_json:
         _print_json(report)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="An experiment; without one they are listed.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick/--full", help="Small enough for minutes, or the size that the docs report.")
+    ] = True,
+    out: Annotated[Path | None, typer.Option(help="Write data, tables and figures into this folder.")] = None,
+    seed: Annotated[int, typer.Option(help="Fixes everything random.")] = 0,
+    as_json: _Json = False,
+) -> None:
+    """Run an experiment of the papers: paper | here | interval | holds?"""
+    if name is None:
+        table = Table("name", "what it reproduces")
+        for each, experiment in EXPERIMENTS.items():
+            table.add_row(each, experiment.summary)
+        _out.print(table)
+        return
+    report = EXPERIMENTS[name].run(quick, seed)
+    written = [] if out is None else report.write(out)
+    if as_json:
+        _print_json(report.to_dict())
+        return
+    _out.print(report)
+    for path in written:
+        _out.print(f"wrote {path}", highlight=False)
 
 
 def _geometry(name: str, quotient: Quotient) -> Geometry:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from spiritlevel.core.display import Displayed
 
-__all__ = ["Curve", "Measurement", "Status", "standard_error"]
+__all__ = ["Curve", "Measurement", "Status", "plain", "standard_error"]
 
 
 class Status(StrEnum):
@@ -92,8 +92,8 @@ class Measurement(Displayed):
             "per_batch": list(self.per_batch),
             "standard_error": self.standard_error,
             "status": str(self.status),
-            "stats": _plain(self.stats),
-            "settings": _plain(self.settings),
+            "stats": plain(self.stats),
+            "settings": plain(self.settings),
         }
 
     def __rich__(self) -> Table:
@@ -167,12 +167,14 @@ def _row(value: Any) -> str:
     return str(value)
 
 
-def _plain(value: Any) -> Any:
-    """Mappings, lists, numbers and strings only."""
+def plain(value: Any) -> Any:
+    """Mappings, lists, numbers and strings only, ready for JSON; numbers that are not finite as words."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if isinstance(value, bool | int | str | None) else str(value)

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spiritlevel.errors import MissingDependencyError
+from spiritlevel.core.drawing import BLUE, GREY, ORANGE, panel
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from spiritlevel.measures.hessian.eigenvalues import Eigenvalues
@@ -18,41 +17,26 @@ if TYPE_CHECKING:
 
 __all__ = ["density_figure", "eigenvalue_figure", "renyi_figure"]
 
-_BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#777777"  # Okabe and Ito: told apart by colour-blind readers
 _FLOOR = 1e-5  # of the highest point: what the logarithmic axis still shows
-
-
-def _axes(width: float, height: float) -> tuple[Figure, Axes]:
-    """One panel that is not attached to any window."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            "expected matplotlib to be installed for figures, got none: pip install 'spiritlevel[figures]'"
-        ) from error
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def density_figure(result: Density) -> Figure:
     """The density on a logarithmic scale, its error, and the nodes below."""
-    figure, axes = _axes(7, 4)
+    figure, axes = panel(7, 4)
     grid, density = np.array(result.grid), np.array(result.density)
     floor = _FLOOR * density.max()
-    axes.semilogy(grid, density.clip(floor), color=_BLUE, lw=1.5, label="density")
+    axes.semilogy(grid, density.clip(floor), color=BLUE, lw=1.5, label="density")
     if result.density_error:
         error = np.array(result.density_error)
         axes.fill_between(
-            grid, (density - error).clip(floor), (density + error).clip(floor), color=_BLUE, alpha=0.25, lw=0,
+            grid, (density - error).clip(floor), (density + error).clip(floor), color=BLUE, alpha=0.25, lw=0,
             label="± one standard error",
         )  # fmt: skip
     for q in result.quadratures:
         for nodes in q.nodes:
-            axes.plot(nodes, np.full(len(nodes), floor), "|", color=_ORANGE, ms=9, clip_on=False)
-    axes.plot([], [], "|", color=_ORANGE, ms=9, label="Lanczos nodes")
-    axes.axvline(0, color=_GREY, lw=0.8, ls=":")
+            axes.plot(nodes, np.full(len(nodes), floor), "|", color=ORANGE, ms=9, clip_on=False)
+    axes.plot([], [], "|", color=ORANGE, ms=9, label="Lanczos nodes")
+    axes.axvline(0, color=GREY, lw=0.8, ls=":")
     axes.set_ylim(bottom=floor)
     axes.set_xlabel("eigenvalue")
     axes.set_ylabel("density")
@@ -64,19 +48,19 @@ def density_figure(result: Density) -> Figure:
 def eigenvalue_figure(result: Eigenvalues) -> Figure:
     """One bar for each layer, further eigenvalues as marks; without layers one mark for each rank."""
     if not result.layers:
-        figure, axes = _axes(6, 3.5)
+        figure, axes = panel(6, 3.5)
         ranks = np.arange(1, len(result.eigenvalues) + 1)
-        axes.errorbar(ranks, result.eigenvalues, yerr=result.residuals, fmt="o", color=_BLUE, capsize=3)
+        axes.errorbar(ranks, result.eigenvalues, yerr=result.residuals, fmt="o", color=BLUE, capsize=3)
         axes.set_xlabel("rank")
         axes.set_ylabel("eigenvalue ± residual")
         axes.set_xticks(ranks)
     else:
-        figure, axes = _axes(8, 1.2 + 0.22 * len(result.layers))
+        figure, axes = panel(8, 1.2 + 0.22 * len(result.layers))
         rows = np.arange(len(result.layers))
-        axes.barh(rows, [x.value for x in result.layers], color=_BLUE, height=0.7)
+        axes.barh(rows, [x.value for x in result.layers], color=BLUE, height=0.7)
         for row, x in zip(rows, result.layers, strict=True):
             more = x.details.get("eigenvalues", [])[1:]
-            axes.plot(more, np.full(len(more), row), "|", color=_ORANGE, ms=8)
+            axes.plot(more, np.full(len(more), row), "|", color=ORANGE, ms=8)
         axes.set_yticks(rows, [_shortened(x.name) for x in result.layers], fontsize=7)
         axes.invert_yaxis()
         axes.set_xlabel("eigenvalue of the layer's diagonal block")
@@ -86,14 +70,14 @@ def eigenvalue_figure(result: Eigenvalues) -> Figure:
 
 def renyi_figure(result: RenyiSharpness) -> Figure:
     """Sharpness over the order; one thin line for each layer, their mean thick."""
-    figure, axes = _axes(7, 4)
+    figure, axes = panel(7, 4)
     for curve in result.curves.values():
-        axes.plot(*_points(curve), color=_GREY, lw=0.7, alpha=0.6)
+        axes.plot(*_points(curve), color=GREY, lw=0.7, alpha=0.6)
     if result.curves:
-        axes.plot([], [], color=_GREY, lw=0.7, label=f"{len(result.curves)} layers")
-    axes.plot(*_points(result.curve), color=_BLUE, lw=2, label="mean over layers" if result.curves else "whole matrix")
+        axes.plot([], [], color=GREY, lw=0.7, label=f"{len(result.curves)} layers")
+    axes.plot(*_points(result.curve), color=BLUE, lw=2, label="mean over layers" if result.curves else "whole matrix")
     alpha = float(result.settings["alpha"])
-    axes.plot([alpha], [result.value], "o", color=_ORANGE, label=f"order {alpha:g}")
+    axes.plot([alpha], [result.value], "o", color=ORANGE, label=f"order {alpha:g}")
     axes.set_xlabel("order α")
     axes.set_ylabel("Rényi sharpness")
     axes.set_title(f"{result.name}: {result.settings.get('geometry', '')}", loc="left", fontsize=9)

@@ -1,0 +1,5 @@
+"""Each table and figure of the papers as a function that returns data, and draws it."""
+
+from spiritlevel.experiments.base import EXPERIMENTS, Claim, Experiment, Report
+
+__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Report"]

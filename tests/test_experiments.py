@@ -1,0 +1,61 @@
+"""The frame of the experiments: reports, files, command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from spiritlevel.cli import main
+from spiritlevel.core.drawing import panel
+from spiritlevel.experiments import Claim, Report
+
+
+def report() -> Report:
+    figure, axes = panel(3, 2)
+    axes.plot([0, 1], [0, 1])
+    claims = (
+        Claim("half | of it (Eq. 1)", "0.5", 0.25, False, (0.2, 0.3), "smaller here"),
+        Claim("words", "yes", "yes", None),
+    )
+    return Report("toy", "A toy", claims, {"seed": 0}, {"x": [1.0, float("nan")]}, {"toy": figure}, "It does not hold.")
+
+
+def test_a_report_shows_every_claim_and_its_verdict() -> None:
+    text = str(report())
+    for words in (
+        "half | of it",
+        "0.25",
+        "0.2 to 0.3",
+        "no",
+        "cannot tell",
+        "smaller here",
+        "It does not hold.",
+        "seed",
+    ):
+        assert words in text
+
+
+def test_a_report_is_written_whole(tmp_path: Path) -> None:
+    written = report().write(tmp_path / "new" / "folder")
+    assert sorted(p.name for p in written) == ["toy.csv", "toy.json", "toy.md", "toy.png", "toy.svg"]
+    data = json.loads((tmp_path / "new/folder/toy.json").read_text())
+    assert data["claims"][0]["here"] == 0.25
+    assert data["data"] == {"x": [1.0, "nan"]}
+    rows = list(csv.DictReader((tmp_path / "new/folder/toy.csv").open()))
+    assert [r["holds"] for r in rows] == ["no", "cannot tell"]
+    assert "half \\| of it" in (tmp_path / "new/folder/toy.md").read_text()
+    assert (tmp_path / "new/folder/toy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Exception, match="expected a folder to write to"):
+        report().write(tmp_path / "file" / "below")
+
+
+def test_unknown_experiments_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "nothing-of-the-kind"]) == 2
+    assert main(["reproduce"]) == 0
