@@ -44,7 +44,8 @@ def test_a_report_is_written_whole(tmp_path: Path) -> None:
     data = json.loads((tmp_path / "new/folder/toy.json").read_text())
     assert data["claims"][0]["here"] == 0.25
     assert data["data"] == {"x": [1.0, "nan"]}
-    rows = list(csv.DictReader((tmp_path / "new/folder/toy.csv").open()))
+    with (tmp_path / "new/folder/toy.csv").open() as file:
+        rows = list(csv.DictReader(file))
     assert [r["holds"] for r in rows] == ["no", "cannot tell"]
     assert "half \\| of it" in (tmp_path / "new/folder/toy.md").read_text()
     assert (tmp_path / "new/folder/toy.png").read_bytes().startswith(b"\x89PNG")
