@@ -164,7 +164,7 @@ def _assembled(
     curves = {n: {a: fmean(renyi_of(s[n], a, signed) for s in found) for a in orders} for n in names}
     errors = {n: math.sqrt(sum(_jackknife(s[n], alpha, signed) ** 2 for s in found)) / len(found) for n in names}
     whole = {a: fmean(curves[n][a] for n in names) for a in orders}
-    shorter = fmean(renyi_of(_shortened(q), alpha, signed) for s in found for q in s.values())
+    shorter = fmean(renyi_of(q.shortened(), alpha, signed) for s in found for q in s.values())
     products = sum(q.products for s in found for q in s.values())
     stats = {
         "change in the last third of the steps": abs(whole[alpha] - shorter),
@@ -190,28 +190,3 @@ def _jackknife(q: Quadrature, alpha: float, signed: bool) -> float:
     powers, traces = q.traces(lambda x: np.abs(x) ** alpha), q.traces((lambda x: x) if signed else np.abs)
     logs = np.log((powers.sum() - powers) / (n - 1)) - alpha * np.log(np.abs(traces.sum() - traces) / (n - 1))
     return float(np.sqrt((n - 1) / n * np.sum((logs - logs.mean()) ** 2)) / abs(1 - alpha))
-
-
-def _shortened(q: Quadrature) -> Quadrature:
-    """The quadrature after two thirds of its steps."""
-    nodes, weights = zip(*(_fewer(x, w) for x, w in zip(q.nodes, q.weights, strict=True)), strict=True)
-    return replace(q, nodes=nodes, weights=weights)
-
-
-def _fewer(nodes: Array, weights: Array) -> tuple[Array, Array]:
-    """Lanczos on the diagonal matrix of the nodes, from the root weights, stopped earlier."""
-    steps = max(1, 2 * len(nodes) // 3)
-    basis, v, diagonal, beside = [], np.sqrt(weights / weights.sum()), [], []
-    for j in range(steps):
-        basis.append(v)
-        w = nodes * v
-        diagonal.append(float(v @ w))
-        for _ in range(2):
-            w = w - sum((u @ w) * u for u in basis)
-        left = float(np.linalg.norm(w))
-        if j + 1 == steps or left <= 1e-14 * float(np.abs(nodes).max()):
-            break
-        beside.append(left)
-        v = w / left
-    x, s = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
-    return x, s[0] ** 2
