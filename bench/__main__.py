@@ -14,7 +14,7 @@ from rich.table import Table
 
 import spiritlevel as sl
 from bench import costs
-from bench.solvers import solvers
+from bench.solvers import QUOTIENT_RADII, solvers
 from spiritlevel.demo import digits, train
 
 _COSTS = {"steps": costs.steps, "memory": costs.memory, "setup": costs.setup, "certificate": costs.certificate}
@@ -39,7 +39,9 @@ def main() -> None:
         if name == "solvers":
             images, labels = digits()[0]
             batches = [(images[i : i + 128], labels[i : i + 128]) for i in range(0, 768, 128)]
-            results[name] = solvers(train(seed=0), batches)
+            models = [train(seed=0), train(seed=1)]
+            quotient = solvers(models[:1], batches, sl.Quotient(), QUOTIENT_RADII)
+            results[name] = {**solvers(models, batches), "quotient": quotient}
         else:
             results[name] = _COSTS[name]()
             console.print(_table(name, results[name]))
