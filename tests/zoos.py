@@ -68,3 +68,29 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
         "threads": 1,
         **changes,
     }
+
+
+def write_vits(folder: Path, count: int) -> dict[str, Any]:
+    """Vision transformers as Hugging Face folders, data like digits, and a study of both."""
+    import transformers as tf
+
+    config = tf.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4,
+        num_channels=1, num_labels=4, initializer_range=0.2,
+    )  # fmt: skip
+    with (folder / "vits.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["checkpoint", "lr", "optimiser"])
+        for i in range(count):
+            torch.manual_seed(i)
+            tf.ViTForImageClassification(config).save_pretrained(folder / "vits" / f"vit-{i}")
+            table.writerow([f"vit-{i}", 0.01 * (i % 4 + 1), "sgd" if i % 2 else "adamw"])
+    g = np.random.default_rng(0)
+    for name in ("train", "iid", "shifted"):
+        x = g.normal(size=(64, 1, 8, 8)).astype(np.float32)
+        np.savez(folder / f"{name}.npz", x=x, y=np.arange(64) % 4)
+    plain = settings(folder)
+    plain["zoo"] = {"checkpoints": str(folder / "vits" / "*"), "hyperparameters": str(folder / "vits.csv")}
+    plain["measures"] = ["adaptive", "geodesic"]
+    plain["batches"] = {"size": 32}
+    return plain

@@ -4,6 +4,7 @@ from spiritlevel.study.checkpoints import load_checkpoint
 from spiritlevel.study.config import Batches, Data, GeometrySettings, Loss, Measure, RadiusRule, StudyConfig, Zoo
 from spiritlevel.study.data import load_data
 from spiritlevel.study.engines import ENGINES
+from spiritlevel.study.exchange import read_table, write_table
 from spiritlevel.study.references import load_function
 from spiritlevel.study.runner import run_study
 from spiritlevel.study.settings_file import read_config
@@ -26,5 +27,7 @@ __all__ = [
     "load_data",
     "load_function",
     "read_config",
+    "read_table",
     "run_study",
+    "write_table",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from spiritlevel.study.config import RadiusRule, StudyConfig, config_of
 from spiritlevel.study.engines import ENGINES
 from spiritlevel.study.lock import only_writer
 from spiritlevel.study.members import Checkpoint, find_checkpoints
+from spiritlevel.study.pace import Pace
 from spiritlevel.study.plan import Plan
 from spiritlevel.study.radii import chosen_radii
 from spiritlevel.study.session import Session, importable
@@ -36,6 +37,7 @@ def run_study(
     engine: str | None = None,
     retry_failed: bool = False,
     show_progress: bool | None = None,
+    on_done: Callable[[Pace], None] | None = None,
 ) -> StudyTable:
     """Measure what is not measured yet, store it unit by unit, and return the table.
 
@@ -48,6 +50,7 @@ def run_study(
         retry_failed: try again what failed before. What failed because of a file is tried again by itself when the
             file has changed.
         show_progress: force the progress bar on or off.
+        on_done: called whenever units ended, with the counts and the time that is left.
     """
     settings = read_config(config) if isinstance(config, str | Path) else config_of(config)
     run = ENGINES[engine or settings.engine]
@@ -62,11 +65,15 @@ def run_study(
         results.plan([(c.name, c.hyperparameters) for c in zoo], columns)
         stamps = {c.name: c.stamp() for c in zoo}
         tasks = _left(results, zoo, stamps, frozenset(c.key for c in columns), retry_failed)
-        total = sum(len(t.keys) for t in tasks)
-        with progress(settings.name, total, show_progress) as advance:
+        pace = Pace(sum(len(t.keys) for t in tasks))
+        with progress(settings.name, pace.total, show_progress) as advance:
             for done in run(plan, session, tasks):
                 results.write(done, stamps[done.checkpoint])
-                advance(done.checkpoint, len(done.outcomes))
+                pace.done += len(done.outcomes)
+                pace.failed += sum(o.error is not None for o in done.outcomes.values())
+                advance(f"{done.checkpoint}, {pace.failed} failed", len(done.outcomes))
+                if on_done is not None:
+                    on_done(pace)
         return results.table()
 
 
@@ -92,7 +99,7 @@ def _architecture(session: Session, results: Store, zoo: Sequence[Checkpoint]) -
     """That of the first checkpoint that loads, found once."""
     if not session.config.zoo.same_architecture:
         return None
-    known = results.facts().get("architecture")
+    known = results.facts().get("_architecture")
     by_name = {c.name: c for c in zoo}
     if known and known["of"] in by_name and by_name[known["of"]].digest() == known["digest"]:
         return known["hash"], known["of"]
@@ -102,7 +109,7 @@ def _architecture(session: Session, results: Store, zoo: Sequence[Checkpoint]) -
         except Exception:  # its own row will say what is wrong
             continue
         fact = {"hash": found, "of": checkpoint.name, "digest": checkpoint.digest()}
-        results.set_fact("architecture", fact)
+        results.set_fact("_architecture", fact)
         return found, checkpoint.name
     return None
 

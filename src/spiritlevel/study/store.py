@@ -102,7 +102,11 @@ class Store:
             raise StoreError(f"expected the store of a study, got nothing at {path}: `spiritlevel study run` makes one")
         with self._explained("opened"):
             self._db = self._connect(write)
-            self._check(write)
+            try:
+                self._check(write)
+            except BaseException:
+                self._db.close()
+                raise
 
     def _connect(self, write: bool) -> sqlite3.Connection:
         if str(self.path) == ":memory:":
@@ -112,9 +116,11 @@ class Store:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing; a power cut the last rows
             return db
-        address = f"file:{quote(str(self.path.absolute()))}?mode=ro"
-        db = sqlite3.connect(address, uri=True, timeout=_WAIT, isolation_level=None)
+        address = f"file:{quote(str(self.path.absolute()))}?mode="
+        # Not mode=ro: the last to close then leaves the write-ahead log and its index lying beside the store.
+        db = sqlite3.connect(address + "rw", uri=True, timeout=_WAIT, isolation_level=None)
         try:
+            db.execute("PRAGMA query_only = 1")
             db.execute("SELECT 1 FROM sqlite_master")
         except sqlite3.OperationalError:
             # In a folder that cannot be written SQLite cannot make the file that readers share. Nobody writes there.
@@ -122,24 +128,28 @@ class Store:
             wal = self.path.with_name(self.path.name + "-wal")
             if wal.exists() and wal.stat().st_size:
                 raise
-            db = sqlite3.connect(address + "&immutable=1", uri=True, isolation_level=None)
+            db = sqlite3.connect(address + "ro&immutable=1", uri=True, isolation_level=None)
         return db
 
     def _check(self, write: bool) -> None:
         """Make the tables in an empty file; refuse a file that is something else."""
-        mark = self._db.execute("PRAGMA application_id").fetchone()[0]
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        empty = not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if empty and write and mark == 0:
-            with self._transaction():
-                if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                    for statement in _SCHEMA.split(";\n"):
-                        self._db.execute(statement)
-                    self._db.execute(f"PRAGMA application_id = {_MARK}")
-                    self._db.execute(f"PRAGMA user_version = {_VERSION}")
-        elif mark != _MARK:
+        with self._transaction("IMMEDIATE" if write else "DEFERRED"):
+            mark = self._db.execute("PRAGMA application_id").fetchone()[0]
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            empty = not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if empty and write:
+                for statement in _SCHEMA.split(";\n"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA application_id = {_MARK}")
+                self._db.execute(f"PRAGMA user_version = {_VERSION}")
+                mark, version = _MARK, _VERSION
+        if empty and not write:
+            raise StoreError(
+                f"expected the store of a study, but {self.path} is empty: `spiritlevel study run` fills it"
+            )
+        if mark != _MARK:
             raise StoreError(f"expected the store of a study, but {self.path} is another SQLite file: name another")
-        elif version != _VERSION:
+        if version != _VERSION:
             raise StoreError(
                 f"expected a store of format {_VERSION}, but {self.path} has format {version}: read it with the "
                 "version of spiritlevel that wrote it, and export it"
@@ -163,8 +173,9 @@ class Store:
             raise StoreError(f"expected the store {self.path} to be {what}, but {error}: {found}") from error
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        """All of it or nothing; what is read in it is one state of the file."""
+        self._db.execute(f"BEGIN {kind}")
         try:
             yield
         except BaseException:
@@ -215,6 +226,29 @@ class Store:
                 "UPDATE checkpoints SET stamp = ?, digest = ? WHERE name = ?", (stamp, done.digest, done.checkpoint)
             )
 
+    def put(self, table: StudyTable) -> None:
+        """Another study's table, whole: the store then gives it back as it was."""
+        columns = [n for n in table.columns() if n.startswith(("complexity.", "gen."))]
+        made = {n: Column(n, {"what": "imported", "name": n}) for n in columns}
+        self.plan([(n, {h: v[i] for h, v in table.hp.items()}) for i, n in enumerate(table.names)], [*made.values()])
+        errors = {(name, short): message for name, short, message in table.failures}
+        for i, name in enumerate(table.names):
+            outcomes = {}
+            for column in columns:
+                kind, _, short = column.partition(".")
+                value, batches = float(getattr(table, kind)[short][i]), table.per_batch.get(short, ())
+                error = errors.get((name, short))
+                if math.isfinite(value) or error is not None:
+                    outcomes[made[column].key] = Outcome(
+                        value if math.isfinite(value) else None,
+                        tuple(batches[i]) if batches and kind == "complexity" else (),
+                        status="imported",
+                        error=error,
+                    )
+            self.write(Done(name, "", outcomes))
+        for key, fact in {**table.facts, "sizes": dict(table.sizes)}.items():
+            self.set_fact(key, fact)
+
     def restamp(self, name: str, stamp: str) -> None:
         """The checkpoint's files were touched, their content is the same."""
         with self._explained("written"), self._transaction():
@@ -244,7 +278,7 @@ class Store:
             return self._db.execute(query, values).fetchall()
 
     def facts(self) -> dict[str, Any]:
-        """Facts about the whole study."""
+        """Facts about the whole study; those that start with ``_`` are not the table's."""
         return {k: json.loads(v) for k, v in self._rows("SELECT key, value FROM facts ORDER BY key")}
 
     def radius(self, key: str) -> dict[str, Any] | None:
@@ -291,14 +325,11 @@ class Store:
 
     def table(self) -> StudyTable:
         """The study as it stands: a row for each checkpoint, NaN for what is missing or failed."""
-        with self._explained("read"):
-            self._db.execute("BEGIN")  # one state of the file, however much is written meanwhile
-            try:
-                return self._table()
-            finally:
-                self._db.execute("COMMIT")
+        with self._explained("read"), self._transaction("DEFERRED"):
+            return self._table()
 
     def _table(self) -> StudyTable:
+        facts = self._facts_of_table()
         zoo = self._rows("SELECT name, hyperparameters FROM checkpoints WHERE position IS NOT NULL ORDER BY position")
         columns = self._rows("SELECT name, settings_hash FROM columns ORDER BY position")
         rows = self._rows(
@@ -310,7 +341,7 @@ class Store:
         hp = [json.loads(text) for _, text in zoo]
         kinds: dict[str, dict[str, Any]] = {"complexity": {}, "gen": {}}
         per_batch: dict[str, tuple[tuple[float, ...], ...]] = {}
-        sizes: dict[str, int] = {}
+        sizes: dict[str, int] = facts.pop("sizes", {})
         for column, key in columns:
             kind, _, short = column.partition(".")
             cells = [found.get((n, key), (None, "[]", None, "{}")) for n in names]
@@ -331,11 +362,12 @@ class Store:
                 for column, key in columns
                 if (n, key) in found and found[n, key][2] is not None
             ),
-            facts=self._facts_of_table(),
+            facts=facts,
         )
 
     def _facts_of_table(self) -> dict[str, Any]:
         versions = self._rows(
             "SELECT value FROM versions WHERE id IN (SELECT DISTINCT versions FROM results) ORDER BY value"
         )
-        return {**self.facts(), "versions": [json.loads(v) for (v,) in versions]}
+        facts = {k: v for k, v in self.facts().items() if not k.startswith("_")}
+        return facts | ({"versions": [json.loads(v) for (v,) in versions]} if versions else {})
