@@ -25,6 +25,7 @@ from spiritlevel.measures import MEASURES, Options
 from spiritlevel.problem import Problem
 from spiritlevel.solvers import SOLVERS
 from spiritlevel.study import load_checkpoint, load_data
+from spiritlevel.study.commands import study_app
 from spiritlevel.symmetry import KINDS, LayerMap, certify, find_symmetries, page
 
 __all__ = ["app", "main"]
@@ -36,6 +37,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(study_app, name="study")
 _out = Console()
 
 
