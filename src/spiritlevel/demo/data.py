@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy import ndimage
 from torch import Tensor
@@ -16,6 +17,8 @@ __all__ = ["CLEAN", "SHIFTS", "blurred", "clean", "digits", "noisy", "plain", "r
 
 Data = tuple[Tensor, Tensor]
 """Images from -1 to 1, and labels."""
+
+Ink = npt.NDArray[np.float32]
 
 CLEAN = 384
 """Training digits whose labels are never changed: the training loss and the sharpness are taken on them."""
@@ -54,7 +57,7 @@ def plain() -> Data:
     return digits(_TRAINED_ON)[1]
 
 
-def _shifted(change: Callable[[np.ndarray], np.ndarray]) -> Data:
+def _shifted(change: Callable[[Ink], Ink]) -> Data:
     """The test digits, each changed; a changed image takes ink from 0 to 1 and gives it."""
     images, labels = plain()
     ink = (images.squeeze(1).numpy() + 1) / 2
@@ -71,9 +74,10 @@ def rotated(degrees: float = 20.0) -> Data:
 def blurred(sigma: float = 0.8) -> Data:
     """Through a Gaussian of so many pixels, at the contrast they had."""
 
-    def blur(ink: np.ndarray) -> np.ndarray:
+    def blur(ink: Ink) -> Ink:
         soft = ndimage.gaussian_filter(ink, sigma)
-        return soft * (ink.max() / soft.max())
+        brought: Ink = soft * (ink.max() / soft.max())
+        return brought
 
     return _shifted(blur)
 
@@ -94,11 +98,12 @@ def thin() -> Data:
     return _shifted(lambda ink: _strokes(ink, ndimage.grey_erosion))
 
 
-def _strokes(ink: np.ndarray, change: Callable[..., np.ndarray]) -> np.ndarray:
+def _strokes(ink: Ink, change: Callable[..., Ink]) -> Ink:
     """Widen or narrow strokes on a finer grid, where half a pixel is a step."""
     fine = np.clip(ndimage.zoom(ink, _FINE, order=1, grid_mode=True, mode="nearest"), 0, 1)
     moved = change(fine, size=_FINE + 1)
-    return moved.reshape(ink.shape[0], _FINE, ink.shape[1], _FINE).mean((1, 3))
+    coarse: Ink = moved.reshape(ink.shape[0], _FINE, ink.shape[1], _FINE).mean((1, 3))
+    return coarse
 
 
 SHIFTS: dict[str, Callable[[], Data]] = {

@@ -42,7 +42,7 @@ class Settings:
     """
 
     level: float = 0.1
-    limit: int = 1500
+    limit: int = 1000
     batch: int = 32
     every: int = 10
     warm_up: int = 20
@@ -84,9 +84,9 @@ class Trained:
 def train_to_level(recipe: Recipe, settings: Settings | None = None) -> Trained:
     """Train until the clean training loss is at the level, to within 1 % and not above it.
 
-    It is looked at every so many steps. On the stretch on which it first falls below the level, the point where it is at
-    the level is found by bisection between the weights at both ends. The result depends on recipe and settings only, up
-    to the order of sums in torch's kernels.
+    It is looked at every so many steps. On the stretch on which it first falls below the level, the point where it is
+    at the level is found by bisection between the weights at both ends. The result depends on recipe and settings only,
+    up to the order of sums in torch's kernels.
     """
     settings = Settings() if settings is None else settings
     run = _Run(recipe, settings)
