@@ -374,7 +374,7 @@ def test_few_checkpoints_noise_ties_and_failures_are_said() -> None:
                       {"test_gap": gap}, {"test": 100}, failures=(("c1", "a@1", "no"),))  # fmt: skip
     texts = " ".join(f.text for f in findings(poor, analyse(poor)) if f.kind == "warning")
     for words in ("With 12 checkpoints", "So few cannot rank", "cannot tell", "pairs are tied", "radius",
-                  "1 measurements failed", "whether the measures only follow them"):  # fmt: skip
+                  "1 measurement failed (of c1)", "whether the measures only follow them"):  # fmt: skip
         assert words in texts
     none = findings(poor, analyse(poor))[0].text
     assert "none of the 2 measures tells more than chance" in none

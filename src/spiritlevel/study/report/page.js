@@ -117,7 +117,7 @@
   // ------------------------------------------------------------------------------------------------------ forest
   function forest() {
     const home = byId("forest");
-    const many = D.targets.length, label = 190, panel = many > 2 ? 230 : many === 2 ? 390 : 700, gap = 36, step = 30, top = 34;
+    const many = D.targets.length, label = 190, panel = many > 2 ? 230 : many === 2 ? 390 : 700, gap = 60, step = 30, top = 34;
     const names = D.order, width = label + many * (panel + gap), height = top + names.length * step + 34;
     const chart = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-labelledby": "forest-title" });
     names.forEach((m, k) => {
@@ -177,7 +177,7 @@
     return { of: (i) => mix(rank(values[i])),
       legend: [0, 0.5, 1].map((s) => [mix(s), show(kinds[Math.round(s * (kinds.length - 1))])]).concat(numbers ? [] : [["transparent", `${kinds.length} values`]]) };
   }
-  const W = 760, H = 440, BOX = { left: 64, right: W - 12, top: 30, bottom: H - 48 };
+  const W = 1040, H = 440, BOX = { left: 64, right: W - 12, top: 30, bottom: H - 48 };
   function scatter() {
     const xs = D.complexity[state.measure], ys = D.gen[state.target], [low, high] = extent(xs);
     const can = low > 0, log = can && (state.log === null ? high / low > 20 : state.log);
@@ -218,6 +218,7 @@
     const found = Object.entries(D.families), box = { left: 56, right: 508, top: 30, bottom: 282 };
     const radii = found.flatMap(([, rows]) => rows.map(([r]) => r)).filter((r) => r > 0);
     const x = scale(...extent(radii), box.left, box.right, true), y = scale(-1, 1, box.bottom, box.top, false);
+    x.ticks = atRadii(radii) || x.ticks;
     const chart = svg("svg", { class: "chart", viewBox: "0 0 520 330", role: "img", "aria-label": `tau with ${state.target} by radius; the numbers are in the table of taus` });
     axes(chart, x, y, box, "radius (log scale; not comparable between geometries)", `tau with ${state.target}`);
     chart.append(svg("line", { class: "zero", x1: box.left, x2: box.right, y1: y(0), y2: y(0) }));
@@ -233,12 +234,14 @@
     byId("curve-legend").replaceChildren(...found.map(([name]) => html("span", {}, html("i", { style: `background:${colourOf(`${name}@1`)}` }), name)));
     values(box);
   }
+  const atRadii = (radii) => { const all = [...new Set(radii)].sort((a, b) => a - b); return all.length < 8 ? all : null; };
   function values(box) {
     const name = family(state.measure), rows = D.families[name] || Object.values(D.families)[0];
     const all = rows.flatMap(([, m]) => D.complexity[m]), [low, high] = extent(all), log = low > 0 && high / low > 20;
     const chart = svg("svg", { class: "chart", viewBox: "0 0 520 330", tabindex: 0, role: "group", "aria-label": `${family(rows[0][1])} by radius, one line for each checkpoint` });
     if (!(high >= low)) return;
     const x = scale(...extent(rows.map(([r]) => r)), box.left, box.right, rows[0][0] > 0), y = scale(low, high, box.bottom, box.top, log);
+    x.ticks = atRadii(rows.map(([r]) => r)) || x.ticks;
     axes(chart, x, y, box, "radius", log ? `${family(rows[0][1])} (log scale)` : family(rows[0][1]));
     const points = [], line = (i) => rows.filter(([, m]) => D.complexity[m][i] !== null).map(([r, m]) => `${x(r).toFixed(1)},${y(D.complexity[m][i]).toFixed(1)}`).join(" ");
     const faint = Math.max(0.08, Math.min(0.5, 30 / D.names.length));

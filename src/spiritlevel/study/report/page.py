@@ -23,6 +23,14 @@ from spiritlevel.study.table import StudyTable
 
 __all__ = ["study_page"]
 
+_WORDS = (
+    "target",
+    "along",
+    "worst change",
+    "why",
+    "measurement",
+    "which checkpoint",
+)  # columns that are read from the left
 _SAY = {"result": "Result.", "warning": "Careful.", "note": "Note."}
 
 
@@ -30,7 +38,8 @@ def study_page(table: StudyTable, analysis: Analysis, found: Sequence[Finding], 
     """The page. Equal tables and settings give equal bytes."""
     style, script = (_asset(name) for name in ("page.css", "page.js"))
     mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{mark}'; base-uri 'none'; form-action 'none'"
+    allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{mark}'"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     content = embedded(payload(table, analysis))
     sections = [s for s in _sections(table, analysis, found) if s]
     return (
@@ -53,8 +62,8 @@ def _top(table: StudyTable, analysis: Analysis, title: str) -> str:
         f"{len(table):,} checkpoints, {len(analysis.measures)} measures, {len(analysis.targets)} "
         f"{'target' if len(analysis.targets) == 1 else 'targets'}: {', '.join(analysis.targets)}"
     )
-    links = {"said": "What it says", "taus": "All taus", "pairs": "Measure by measure", "matched": "Along hyperparameters",
-             "list": "Checkpoints", "how": "How it was computed"}  # fmt: skip
+    links = {"said": "What it says", "taus": "All taus", "pairs": "Measure by measure",
+             "matched": "Along hyperparameters", "list": "Checkpoints", "how": "How it was computed"}  # fmt: skip
     nav = "".join(f'<a href="#{k}">{escape(v)}</a>' for k, v in links.items())
     return (
         f'<a class="skip" href="#said">Skip to the results</a><header class="top"><div><h1>{escape(title)}</h1>'
@@ -75,7 +84,8 @@ def _sections(table: StudyTable, analysis: Analysis, found: Sequence[Finding]) -
 
 
 def _section(name: str, title: str, body: str) -> str:
-    return f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>{body}</section>\n'
+    head = f'<h2 id="{name}-title">{escape(title)}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-title">{head}{body}</section>\n'
 
 
 def _findings(found: Sequence[Finding]) -> str:
@@ -93,10 +103,10 @@ def _forest(analysis: Analysis) -> str:
     given = next((r.given for r in analysis.relations if r.given), ())
     hollow = "; hollow below: what is left given training loss and parameter norm, as far as known" if given else ""
     return (
-        '<figure><div id="forest"></div><figcaption id="forest-title">Kendall\'s tau-b of each measure with each target, '
-        f"with its {analysis.settings.confidence:.0%} bootstrap interval{hollow}. The upright tick is the measure's tau "
-        "with the training loss. Grey: no measure of flatness, but what such a measure must beat. Choose a measure to see "
-        "its checkpoints.</figcaption></figure>"
+        '<figure><div id="forest"></div><figcaption id="forest-title">Kendall\'s tau-b of each measure with each '
+        f"target, with its {analysis.settings.confidence:.0%} bootstrap interval{hollow}. The upright tick is the "
+        "measure's tau with the training loss. Grey: no measure of flatness, but what such a measure must beat. "
+        "Choose a measure to see its checkpoints.</figcaption></figure>"
     )
 
 
@@ -106,12 +116,13 @@ def _taus(analysis: Analysis) -> str:
     rows = []
     for r in (r for t in analysis.targets for r in analysis.of(t)):
         cells = [
-            f'<th scope="row">{escape(r.measure)}</th>', f'<td class="words">{escape(r.target)}</td>', _cell(r.tau.value),
-            _ends(r.tau), _cell(r.tau_a), _cell(r.p, ".2g"), _cell(r.p_family, ".2g"), _cell(r.training),
-            _cell(r.partial.value, weak=_fades(r)), _ends(r.partial), _cell(r.first, ".0%"), _cell(r.count, "d"),
+            f'<th scope="row">{escape(r.measure)}</th>', f'<td class="words">{escape(r.target)}</td>',
+            _cell(r.tau.value), _ends(r.tau), _cell(r.tau_a), _cell(r.p, ".2g"), _cell(r.p_family, ".2g"),
+            _cell(r.training), _cell(r.partial.value, weak=_fades(r)), _ends(r.partial), _cell(r.first, ".0%"), _cell(r.count, "d"),
         ]  # fmt: skip
         rows.append(f"<tr{' class=baseline' if r.baseline else ''}>{''.join(cells)}</tr>")
-    return f"<details open><summary>The numbers</summary>{_table(heads, rows, 'Taus of all measures and targets')}</details>"
+    numbers = _table(heads, rows, "Taus of all measures and targets")
+    return f"<details open><summary>The numbers</summary>{numbers}</details>"
 
 
 def _fades(r: Relation) -> bool:
@@ -135,7 +146,7 @@ def _ends(tau: Interval) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[str], caption: str) -> str:
-    titles = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
+    titles = "".join(f'<th scope="col"{" class=words" if h in _WORDS else ""}>{escape(h)}</th>' for h in heads)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table class="sortable">'
         f"<thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
@@ -148,10 +159,13 @@ def _pairs(table: StudyTable, analysis: Analysis) -> str:
         '</select></label><label>colour by<select id="colour"></select></label><label class="check">'
         '<input type="checkbox" id="log">log scale</label></div>'
     )
-    scatter = '<figure><div id="legend" class="legend"></div><div id="scatter"></div><figcaption id="scatter-words"></figcaption></figure>'
+    scatter = (
+        '<figure><div id="legend" class="legend"></div><div id="scatter"></div>'
+        '<figcaption id="scatter-words"></figcaption></figure>'
+    )
     curves = (
-        '<h3>By radius</h3><div id="curve-legend" class="legend"></div><div class="pair"><figure><div id="taus-by-radius">'
-        '</div></figure><figure><div id="values-by-radius"></div></figure></div>'
+        '<h3>By radius</h3><div id="curve-legend" class="legend"></div><div class="pair">'
+        '<figure><div id="taus-by-radius"></div></figure><figure><div id="values-by-radius"></div></figure></div>'
         '<p class="hint">Left: tau with the chosen target at each radius, with its interval. Right: the chosen measure '
         "itself, a line for each checkpoint.</p>" if any(len(a.radii) > 1 for a in analysis.agreement) else ""
     )  # fmt: skip
@@ -185,8 +199,8 @@ def _matched(analysis: Analysis) -> str:
         if g.groups
     ]
     words = (
-        '<p class="hint">Tau among checkpoints that differ in one hyperparameter only, averaged over groups (Jiang et al. '
-        "2020). A measure that only tells large from small learning rates does well above and badly here.</p>"
+        '<p class="hint">Tau among checkpoints that differ in one hyperparameter only, averaged over groups (Jiang et '
+        "al. 2020). A measure that only tells large from small learning rates does well above and badly here.</p>"
     )
     first = words + _table(heads, rows, "Granulated tau") if rows else (
         "<p>No two checkpoints differ in a single hyperparameter, so nothing can be said here.</p>"
@@ -203,7 +217,8 @@ def _environments(analysis: Analysis) -> str:
             worst = f"{kept[-1].axis}: {kept[-1].change[0]} to {kept[-1].change[1]}" if kept else "–"
             middle = kept[len(kept) // 2].sign_error if kept else float("nan")
             rows.append(
-                f'<tr><th scope="row">{escape(m)}</th><td class="words">{escape(t)}</td><td class="words">{escape(worst)}</td>'
+                f'<tr><th scope="row">{escape(m)}</th><td class="words">{escape(t)}</td>'
+                f'<td class="words">{escape(worst)}</td>'
                 f"{_cell(kept[-1].sign_error if kept else float('nan'))}{_cell(middle)}{_cell(len(kept), 'd')}"
                 f"{_cell(len(found), 'd')}</tr>"
             )
@@ -211,8 +226,9 @@ def _environments(analysis: Analysis) -> str:
         return ""
     words = (
         '<h3>Sign error</h3><p class="hint">How often a measure is wrong about whether a change of one hyperparameter '
-        "widens the gap: 0 is never, 0.5 is guessing. Pairs that the test set cannot tell apart do not count, and changes "
-        "with fewer than 12 effective pairs are left out (Dziugaite et al. 2020). What counts is the worst change.</p>"
+        "widens the gap: 0 is never, 0.5 is guessing. Pairs that the test set cannot tell apart do not count, and "
+        "changes with fewer than 12 effective pairs are left out (Dziugaite et al. 2020). What counts is the worst "
+        "change.</p>"
     )
     return words + _table(heads, rows, "Sign error by change of one hyperparameter")
 
@@ -227,10 +243,10 @@ def _orbit(table: StudyTable) -> str:
         f"{_cell(float(o['after']) / float(o['before']) if float(o['before']) else float('nan'), '.4g')}</tr>"
         for o in checks
     ]
-    heads = ("measure", "checkpoint", "before", "after", "ratio")
+    heads = ("measure", "which checkpoint", "before", "after", "ratio")
     body = (
-        '<p class="hint">The same function written with other weights: a random move along the orbit of the symmetries. '
-        "A measure of the function does not change.</p>"
+        '<p class="hint">The same function written with other weights: a random move along the orbit of the '
+        "symmetries. A measure of the function does not change.</p>"
         f'<figure><div id="orbit"></div></figure><details><summary>The numbers</summary>'
         f"{_table(heads, rows, 'Before and after the orbit move')}</details>"
     )
@@ -239,30 +255,33 @@ def _orbit(table: StudyTable) -> str:
 
 def _checkpoints() -> str:
     return (
-        '<div class="controls"><label>show only<input type="search" id="filter" placeholder="name, lr=0.001, test_gap&lt;0.1" '
-        'aria-describedby="filter-help"></label><span id="count" aria-live="polite"></span></div>'
-        '<p class="hint" id="filter-help">Words in names and hyperparameters, or conditions on columns such as lr=0.001 or '
-        "test_gap&lt;0.1; all must hold. The plots above follow. Click a row to mark its point.</p>"
-        '<div class="scroll" tabindex="0" role="region" aria-label="Checkpoints"><table id="checkpoints"><thead></thead>'
-        "<tbody></tbody></table></div>"
+        '<div class="controls"><label>show only<input type="search" id="filter" '
+        'placeholder="name, lr=0.001, test_gap&lt;0.1" aria-describedby="filter-help"></label>'
+        '<span id="count" aria-live="polite"></span></div>'
+        '<p class="hint" id="filter-help">Words in names and hyperparameters, or conditions on columns such as '
+        "lr=0.001 or test_gap&lt;0.1; all must hold. The plots above follow. Click a row to mark its point.</p>"
+        '<div class="scroll" tabindex="0" role="region" aria-label="Checkpoints"><table id="checkpoints">'
+        "<thead></thead><tbody></tbody></table></div>"
     )
 
 
 def _failures(table: StudyTable) -> str:
     if not table.failures:
         return ""
-    rows = [f'<tr><th scope="row">{escape(c)}</th><td class="words">{escape(m)}</td><td class="words">{escape(why)}</td></tr>'
-            for c, m, why in table.failures]  # fmt: skip
-    return _section("failed", "What could not be measured", _table(("checkpoint", "measure", "why"), rows, "Failures"))
+    rows = [f'<tr><th scope="row">{escape(c)}</th><td class="words">{escape(m)}</td>'
+            f'<td class="words">{escape(why)}</td></tr>' for c, m, why in table.failures]  # fmt: skip
+    return _section(
+        "failed", "What could not be measured", _table(("checkpoint", "measurement", "why"), rows, "Failures")
+    )
 
 
 def _how(table: StudyTable, analysis: Analysis) -> str:
     s = analysis.settings
     words = (
-        f"<p>Intervals: {s.confidence:.0%}, percentiles of {s.resamples:,} bootstrap resamples of the checkpoints, the same "
-        f"for all measures, so that differences are paired. p-values: {s.permutations:,} permutations (the normal "
-        "approximation beyond 200 checkpoints), corrected by Holm over all measures of a target. Partial tau: Kendall's, "
-        f"given training loss and parameter norm. Seed {s.seed}.</p>"
+        f"<p>Intervals: {s.confidence:.0%}, percentiles of {s.resamples:,} bootstrap resamples of the checkpoints, the "
+        f"same for all measures, so that differences are paired. p-values: {s.permutations:,} permutations (the normal "
+        "approximation beyond 200 checkpoints), corrected by Holm over all measures of a target. Partial tau: "
+        f"Kendall's, given training loss and parameter norm. Seed {s.seed}.</p>"
     )
     facts = {k: v for k, v in table.facts.items() if k != "orbit_check"}
     shown = json.dumps(plain(facts), indent=1, ensure_ascii=False)
@@ -272,4 +291,6 @@ def _how(table: StudyTable, analysis: Analysis) -> str:
 
 
 def _footer(analysis: Analysis) -> str:
-    return f"Written by spiritlevel report; {analysis.checkpoints:,} checkpoints. This page loads nothing and sends nothing."
+    return (
+        f"Written by spiritlevel report from {analysis.checkpoints:,} checkpoints. It loads nothing and sends nothing."
+    )

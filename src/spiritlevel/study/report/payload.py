@@ -43,10 +43,10 @@ def payload(table: StudyTable, analysis: Analysis) -> dict[str, Any]:
 
 
 def embedded(content: Any) -> str:
-    """JSON for a script element: without the characters that could close it.
+    r"""JSON for a script element: without the characters that could close it.
 
     >>> embedded({"name": "</script>"})
-    '{"name":"\\\\u003c/script\\\\u003e"}'
+    '{"name":"\\u003c/script\\u003e"}'
     """
     text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

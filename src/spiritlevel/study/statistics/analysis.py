@@ -233,7 +233,8 @@ class _Work:
         )
         taus = self._resamples.taus(measure, f"gen.{target}")
         left = partial_taus(self._resamples, measure, f"gen.{target}", given) if given else np.full(2, np.nan)
-        training = math.nan if self._training is None else float(self._resamples.taus(measure, self._training)[0])
+        loss = None if self._training == measure else self._training
+        training = math.nan if loss is None else float(self._resamples.taus(measure, loss)[0])
         interval = self._resamples.interval
         confidence = self._settings.confidence
         return Relation(

@@ -130,25 +130,30 @@ def _confounders(analysis: Analysis, rows: list[Relation], target: str) -> Itera
         yield Finding(
             Kind.NOTE, f"{target}: given {given}, {best.measure} keeps a partial tau of {best.partial}.", target
         )
-    for c in analysis.comparisons:
-        base = next((r for r in analysis.relations if (r.measure, r.target) == (c.second, target) and r.baseline), None)
-        if c.target != target or base is None:
-            continue
-        sure = c.significant(analysis.settings.confidence)
-        if not sure or c.difference.value < 0:
-            verdict = "tells less than" if sure else "is not significantly better than"
-            yield Finding(
-                Kind.WARNING,
-                f"{target}: {best.measure} {verdict} {_plain(base.measure)} alone, which has tau {base.tau} "
-                f"(difference {c.difference}).",
-                target,
-            )
+    yield from _against_baselines(analysis, best)
     if abs(best.training) > 0.5:
         yield Finding(
             Kind.WARNING,
             f"{target}: {best.measure} has tau {best.training:.2f} with {_plain('train_loss')}, so much of what it "
             "tells may be how well the training data is fit.",
             target,
+        )
+
+
+def _against_baselines(analysis: Analysis, best: Relation) -> Iterator[Finding]:
+    """Whether training loss or norm would have done as well."""
+    baselines = {r.measure: r for r in analysis.relations if r.baseline and r.target == best.target}
+    words: dict[str, list[str]] = {}
+    for c in analysis.comparisons:
+        sure = c.significant(analysis.settings.confidence)
+        if c.target == best.target and c.second in baselines and not (sure and c.difference.value > 0):
+            verdict = "tells less than" if sure else "is not significantly better than"
+            words.setdefault(verdict, []).append(
+                f"{_plain(c.second)} alone, which has tau {baselines[c.second].tau} (difference {c.difference})"
+            )
+    for verdict, names in words.items():
+        yield Finding(
+            Kind.WARNING, f"{best.target}: {best.measure} {verdict} {'; nor than '.join(names)}.", best.target
         )
 
 
@@ -210,7 +215,7 @@ def _of_study(table: StudyTable, analysis: Analysis) -> Iterator[Finding]:
         )
     if table.failures:
         names = _listed(sorted({f[0] for f in table.failures}))
-        yield Finding(Kind.WARNING, f"{len(table.failures)} measurements failed, of {names}: they are left out.")
+        yield Finding(Kind.WARNING, f"{_count(len(table.failures), 'measurement')} failed (of {names}): left out.")
 
 
 def _how_many(analysis: Analysis) -> Finding:
@@ -230,6 +235,10 @@ def _how_many(analysis: Analysis) -> Finding:
 def _plain(column: str) -> str:
     return {"train_loss": "training loss", "train_error": "training error", "train_acc": "training accuracy",
             NORM: "parameter norm"}.get(column, column)  # fmt: skip
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _p(value: float) -> str:
