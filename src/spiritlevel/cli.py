@@ -25,6 +25,9 @@ from spiritlevel.measures import MEASURES, Options
 from spiritlevel.problem import Problem
 from spiritlevel.solvers import SOLVERS
 from spiritlevel.study import load_checkpoint, load_data
+from spiritlevel.study.exchange import read_table
+from spiritlevel.study.report import report as report_of
+from spiritlevel.study.statistics import Settings
 from spiritlevel.symmetry import KINDS, LayerMap, certify, find_symmetries, page
 
 __all__ = ["app", "main"]
@@ -209,6 +212,41 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ArgumentError(f"expected a place to write to, but {path} cannot be written: {error}") from error
+
+
+@app.command()
+def report(
+    table: Annotated[
+        Path,
+        typer.Argument(help="A study's table, .csv or .parquet, with columns hp.*, complexity.* and gen.*."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Write page, taus (CSV), all statistics (JSON) and figures into this folder.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page alone to this file.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="What to explain, as in --target test_gap. Default: every gap.")
+    ] = None,
+    measure: Annotated[list[str] | None, typer.Option(help="Only these measures, as in geodesic@0.1.")] = None,
+    figures: Annotated[str, typer.Option(help="Formats of the figures in --out: png, svg, pdf or none.")] = "png,svg",
+    title: Annotated[str | None, typer.Option(help="Of the page. Default: the name of the table.")] = None,
+    resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples and permutations.")] = 2000,
+    confidence: Annotated[float, typer.Option(help="Of all intervals.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Fixes resamples and permutations.")] = 0,
+    as_json: _Json = False,
+) -> None:
+    """Say which measure tells generalisation, how surely, and what could fool you: words, statistics, figures, page."""
+    settings = Settings(tuple(target or ()), tuple(measure or ()), resamples, resamples, confidence, seed)
+    formats = tuple(f for f in figures.split(",") if f and f != "none")
+    result = report_of(read_table(table), settings, title or table.stem)
+    written = [] if out is None else result.write(out, formats)
+    written += [] if html is None else [result.write_page(html)]
+    if as_json:
+        _print_json(result.to_dict())
+        return
+    _out.print(result)
+    for path in written:
+        _out.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()

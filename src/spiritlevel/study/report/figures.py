@@ -50,6 +50,8 @@ def write_figures(figures: dict[str, Figure], folder: Path, formats: Sequence[st
     written = []
     with mpl.rc_context({"svg.hashsalt": "spiritlevel", "pdf.fonttype": 42, "svg.fonttype": "path"}):
         for name, figure in figures.items():
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # laid out once, not again for each format
             for ending in formats:
                 path = folder / f"{name}.{ending}"
                 undated = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -96,7 +98,7 @@ def scatter(table: StudyTable, analysis: Analysis, target: str) -> Figure:
     figure, axes = panels(deep, wide, 3.3 * wide, 2.7 * deep)
     colours = _colours(analysis)
     for axis, r in zip(axes.flat, rows, strict=False):
-        x, y = (table.complexity | table.gen)[r.measure], table.gen[target]
+        x, y = {**table.complexity, **table.gen}[r.measure], table.gen[target]
         axis.scatter(x, y, s=14, alpha=0.7, color=GREY if r.baseline else colours[_family(r.measure)], linewidths=0)
         axis.set_title(f"{_text(r.measure)}\ntau {r.tau}", fontsize=9)
         _maybe_log(axis, x, "x")
@@ -125,6 +127,7 @@ def radius_curves(table: StudyTable, analysis: Analysis) -> Figure:
             )
             axis.plot(radii, [t.value for _, t in at], "o-", color=colours[name], label=_text(name), markersize=4)
         axis.set(xscale="log", ylim=(-1, 1), xlabel="radius", ylabel=f"tau with {_text(target)}")
+        _at_radii(axis, [r for rows in found.values() for r, _ in rows])
     axes[0, 0].legend(frameon=False, fontsize=8)
     for axis, (name, rows) in zip(axes[1], shown, strict=False):
         axis.set_axis_on()
@@ -133,6 +136,7 @@ def radius_curves(table: StudyTable, analysis: Analysis) -> Figure:
             [r for r, _ in rows], values, color=colours[name], alpha=max(0.05, min(0.5, 30 / len(table))), linewidth=0.8
         )
         axis.set(xscale="log", xlabel="radius", ylabel=_text(name))
+        _at_radii(axis, [r for r, _ in rows])
         _maybe_log(axis, values, "y")
     return figure
 
@@ -176,6 +180,16 @@ def _maybe_log(axis: Axes, values: Any, which: str) -> None:
     finite = values[np.isfinite(values)]
     if len(finite) and finite.min() > 0 and finite.max() > 20 * finite.min():
         axis.set(**{f"{which}scale": "log"})
+        getattr(axis, f"{which}axis").set_major_formatter(lambda v, _: f"{v:g}")
+        getattr(axis, f"{which}axis").set_minor_formatter(lambda _v, _: "")
+
+
+def _at_radii(axis: Axes, radii: Sequence[float]) -> None:
+    """Ticks where something was measured, as far as they can be read."""
+    every = sorted(set(radii))
+    chosen = every[:: -(-len(every) // 7)]
+    axis.set_xticks(chosen, [f"{r:g}" for r in chosen])
+    axis.set_xticks([], minor=True)
 
 
 def _colours(analysis: Analysis) -> dict[str, str]:

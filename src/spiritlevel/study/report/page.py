@@ -118,7 +118,8 @@ def _taus(analysis: Analysis) -> str:
         cells = [
             f'<th scope="row">{escape(r.measure)}</th>', f'<td class="words">{escape(r.target)}</td>',
             _cell(r.tau.value), _ends(r.tau), _cell(r.tau_a), _cell(r.p, ".2g"), _cell(r.p_family, ".2g"),
-            _cell(r.training), _cell(r.partial.value, weak=_fades(r)), _ends(r.partial), _cell(r.first, ".0%"), _cell(r.count, "d"),
+            _cell(r.training), _cell(r.partial.value, weak=_fades(r)), _ends(r.partial), _cell(r.first, ".0%"),
+            _cell(r.count, "d"),
         ]  # fmt: skip
         rows.append(f"<tr{' class=baseline' if r.baseline else ''}>{''.join(cells)}</tr>")
     numbers = _table(heads, rows, "Taus of all measures and targets")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -24,7 +25,7 @@ from spiritlevel.study.table import StudyTable
 __all__ = ["StudyReport", "report"]
 
 _INK = {"result": "green", "warning": "yellow", "note": "dim"}
-_SHOWN = 30  # rows in a terminal; the page and the files have all
+_SHOWN = 20  # rows of a target in a terminal; the page and the files have all
 
 
 @dataclass(frozen=True)
@@ -92,18 +93,26 @@ class StudyReport(Displayed):
         return path
 
     def __rich__(self) -> Group:
-        rows = [r for t in self.analysis.targets for r in self.analysis.of(t)]
-        table = Table(title=f"{self.title}: {len(self.table)} checkpoints", title_justify="left")
-        for column in ("measure", "target", "tau-b", "tau-a", "p corrected", "tau with loss", "partial tau", "first"):
-            table.add_column(column, justify="left" if column in ("measure", "target") else "right")
-        for r in rows[:_SHOWN]:
-            cells = [_number(r.tau_a, ".2f"), _number(r.p_family, ".2g"), _number(r.training, ".2f"), str(r.partial)]
-            style = "dim" if r.baseline else None
-            table.add_row(Text(r.measure), Text(r.target), str(r.tau), *cells, _number(r.first, ".0%"), style=style)
-        if len(rows) > _SHOWN:
-            table.caption = f"{len(rows) - _SHOWN} more rows in the page and in taus.csv"
+        head = Text(f"{self.title}: {len(self.table)} checkpoints", style="bold")
         words = [Text(f"{f.kind}: {f.text}", style=_INK[f.kind]) for f in self.findings]
-        return Group(table, *words)
+        return Group(head, *(self._taus(target) for target in self.analysis.targets), *words)
+
+    def _taus(self, target: str) -> Table:
+        rows = self.analysis.of(target)
+        table = Table(title=Text(target), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("measure", overflow="ellipsis", no_wrap=True)
+        for column in ("tau-b", "tau-a", "p", "with loss", "partial tau"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for r in rows[:_SHOWN]:
+            cells = (_number(r.tau_a, ".2f"), _number(r.p_family, ".2g"), _number(r.training, ".2f"))
+            table.add_row(Text(r.measure), str(r.tau), *cells, str(r.partial), style="dim" if r.baseline else None)
+        table.caption, table.caption_justify = (
+            "p corrected for all measures; partial: given training loss and norm",
+            "left",
+        )
+        if len(rows) > _SHOWN:
+            table.caption += f"; {len(rows) - _SHOWN} weaker ones are in the page"
+        return table
 
 
 def report(table: StudyTable, settings: Settings | None = None, title: str = "Flatness study") -> StudyReport:

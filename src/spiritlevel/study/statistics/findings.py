@@ -100,7 +100,9 @@ def _rivals(analysis: Analysis, best: Relation) -> Iterator[str]:
     confidence = analysis.settings.confidence
     level = [c for c in mine if not c.significant(confidence)]
     if not level:
-        yield f"Its lead over each of the other {len(mine)} is significant."
+        closest = min(mine, key=lambda c: c.difference.value)
+        others = "" if len(mine) == 1 else f", as is that over each of the other {len(mine) - 1}"
+        yield f"Its lead over {closest.second}, {closest.difference}, is significant{others}."
         return
     next_best = min(level, key=lambda c: c.difference.value)
     yield (
