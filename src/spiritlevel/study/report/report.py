@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -99,17 +98,15 @@ class StudyReport(Displayed):
 
     def _taus(self, target: str) -> Table:
         rows = self.analysis.of(target)
-        table = Table(title=Text(target), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(title=Text(target), title_justify="left", box=None, padding=(0, 2, 0, 0))
         table.add_column("measure", overflow="ellipsis", no_wrap=True)
-        for column in ("tau-b", "tau-a", "p", "with loss", "partial tau"):
+        for column in ("tau-b", "tau-a", "p", "loss", "partial tau"):
             table.add_column(column, justify="right", no_wrap=True)
         for r in rows[:_SHOWN]:
             cells = (_number(r.tau_a, ".2f"), _number(r.p_family, ".2g"), _number(r.training, ".2f"))
             table.add_row(Text(r.measure), str(r.tau), *cells, str(r.partial), style="dim" if r.baseline else None)
-        table.caption, table.caption_justify = (
-            "p corrected for all measures; partial: given training loss and norm",
-            "left",
-        )
+        table.caption_justify = "left"
+        table.caption = "p corrected; loss: tau with training loss; partial: given loss and parameter norm"
         if len(rows) > _SHOWN:
             table.caption += f"; {len(rows) - _SHOWN} weaker ones are in the page"
         return table

@@ -107,7 +107,7 @@ def _rivals(analysis: Analysis, best: Relation) -> Iterator[str]:
     next_best = min(level, key=lambda c: c.difference.value)
     yield (
         f"Its lead over {next_best.second} is {next_best.difference} and not significant: which of the two is better "
-        f"is open, as with {len(level)} of {len(mine)} others."
+        + ("is open." if len(level) == 1 else f"is open, as it is with {len(level)} of the {len(mine)} others.")
     )
     yield f"It comes first in {best.first:.0%} of the resamples."
 
