@@ -85,7 +85,7 @@ def blurred(sigma: float = 0.8) -> Data:
 def noisy(deviation: float = 0.25) -> Data:
     """With Gaussian noise on each pixel."""
     draws = np.random.default_rng(0)
-    return _shifted(lambda ink: ink + deviation * draws.standard_normal(ink.shape))
+    return _shifted(lambda ink: ink + deviation * draws.standard_normal(ink.shape, dtype=np.float32))
 
 
 def thick() -> Data:

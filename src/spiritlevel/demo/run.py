@@ -112,11 +112,11 @@ def _train(
     show: bool | None,
 ) -> list[Member]:
     shared = workers or cores()
+    where = f"{shared} {'process' if shared == 1 else 'processes'}; kept in {folder}"
     console.print(
-        f"[bold]1. A zoo.[/bold] {len(recipes)} small vision transformers on scikit-learn's digits; optimiser, learning "
-        "rate, weight decay,\n   augmentation, label noise and seed differ. Each is trained until its loss on "
-        f"{CLEAN} clean training digits is {settings.level:g}\n   ({shared} {'process' if shared == 1 else 'processes'}; "
-        f"kept in {folder}) ...",
+        f"[bold]1. A zoo.[/bold] {len(recipes)} small vision transformers on scikit-learn's digits; optimiser, "
+        "learning rate, weight decay,\n   augmentation, label noise and seed differ. Each is trained until its loss on "
+        f"{CLEAN} clean training digits is {settings.level:g}\n   ({where}) ...",
         highlight=False,
         soft_wrap=True,
     )
@@ -182,7 +182,7 @@ def _orbit(console: Console, folder: Path, members: Sequence[Member], seed: int)
     blocks = find_symmetries(model)
     console.print(
         "\n[bold]3. Why geodesic?[/bold] A network uses queries and keys, values and outputs only through their "
-        f"products: of the {blocks.total:,} weights of\n   {first}, {blocks.redundant:,} directions change nothing. "
+        f"products: of the {blocks.total:,} weights of\n   {first}, {blocks.dimension:,} directions change nothing. "
         "Here every head is multiplied by a random invertible matrix\n   (condition number 100) that leaves the "
         f"function as it is; outputs change by at most {invariance.drift:.0e}:",
         highlight=False,
