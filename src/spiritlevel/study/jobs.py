@@ -124,10 +124,14 @@ class _ScoreJob(Job):
 
     def _error(self, bench: Bench) -> tuple[float, tuple[float, ...]]:
         scores = bench.scores(self.name)
+        if scores.uncounted is not None:
+            raise scores.uncounted
         return scores.error, scores.errors
 
     def _gap(self, bench: Bench) -> tuple[float, tuple[float, ...]]:
         scores, train = bench.scores(self.name), bench.scores(TRAIN)
+        if scores.uncounted or train.uncounted:
+            raise scores.uncounted or train.uncounted  # type: ignore[misc]  # one of them is an error
         return scores.error - train.error, tuple(e - train.error for e in scores.errors)
 
 

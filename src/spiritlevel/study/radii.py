@@ -114,7 +114,9 @@ def _judges(session: Session, zoo: Sequence[Checkpoint], count: int) -> list[Che
         if len(judges) == min(count, len(zoo)):
             break
         try:
-            session.load(checkpoint).problem.check()
+            bench = session.load(checkpoint)
+            bench.check(None)
+            bench.problem.check()
         except Exception as error:  # whatever is wrong with it, its own row will say
             problems.append(f"{checkpoint.name}: {error}")
         else:

@@ -104,6 +104,9 @@ class Store:
             self._db = self._connect(write)
             try:
                 self._check(write)
+                if write:  # not before it is known to be ours
+                    self._db.execute("PRAGMA journal_mode = WAL")
+                    self._db.execute("PRAGMA synchronous = NORMAL")  # safe from kills; a power cut may cost rows
             except BaseException:
                 self._db.close()
                 raise
@@ -112,10 +115,7 @@ class Store:
         if str(self.path) == ":memory:":
             return sqlite3.connect(":memory:", isolation_level=None)
         if write:
-            db = sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing; a power cut the last rows
-            return db
+            return sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None)
         address = f"file:{quote(str(self.path.absolute()))}?mode="
         # Not mode=ro: the last to close then leaves the write-ahead log and its index lying beside the store.
         db = sqlite3.connect(address + "rw", uri=True, timeout=_WAIT, isolation_level=None)
