@@ -45,7 +45,7 @@ def init(
         path.write_text(files("spiritlevel.study").joinpath("example.yaml").read_text("utf-8"), encoding="utf-8")
     except OSError as error:
         raise ArgumentError(f"expected a place to write to, but {path} cannot be written: {error}") from error
-    _out.print(f"wrote {path}: fill it in, then spiritlevel study run {path}", highlight=False)
+    _out.print(f"wrote {path}: fill it in, then spiritlevel study run {path}", highlight=False, soft_wrap=True)
 
 
 @study_app.command()
@@ -85,7 +85,7 @@ def export(study: _Study, table: Annotated[Path, typer.Argument(help="The table 
     """Write the table, with the columns hp.*, complexity.* and gen.* of public studies."""
     with Store(_store(study)) as store:
         write_table(store.table(), table)
-    _out.print(f"wrote {table}", highlight=False)
+    _out.print(f"wrote {table}", highlight=False, soft_wrap=True)
 
 
 @study_app.command("import")
@@ -99,7 +99,7 @@ def import_(
         raise ArgumentError(f"expected a new store, but {store} is there already: name another")
     with Store(store, write=True) as made:
         made.put(content)
-    _out.print(f"wrote {store}: {len(content)} checkpoints", highlight=False)
+    _out.print(f"wrote {store}: {len(content)} checkpoints", highlight=False, soft_wrap=True)
 
 
 def _store(study: Path) -> Path:
@@ -139,11 +139,16 @@ def _tell(path: Path, table: StudyTable, as_json: bool) -> None:
     _out.print(shown)
     for chosen in table.facts.get("radii", []):
         _out.print(
-            "{measure}: a mean rise of {rise:g} is at rho {rho:g}".format(**chosen), highlight=False, markup=False
+            "{measure}: a mean rise of {rise:g} is at rho {rho:g}".format(**chosen),
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
         )
     for name, column, error in table.failures[:_SHOWN]:
-        _out.print(f"{name}, {column}: {error}", style="red", highlight=False, markup=False)
+        _out.print(f"{name}, {column}: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
     if len(table.failures) > _SHOWN:
-        _out.print(f"... and {len(table.failures) - _SHOWN} more failed units", style="red", highlight=False)
+        _out.print(
+            f"... and {len(table.failures) - _SHOWN} more failed units", style="red", highlight=False, soft_wrap=True
+        )
     rest = f", about {words(to_go)} in one process" if to_go else ""
-    _out.print(f"{left} units to do{rest}" if left else "All units are done.", highlight=False)
+    _out.print(f"{left} units to do{rest}" if left else "All units are done.", highlight=False, soft_wrap=True)

@@ -25,7 +25,7 @@ from spiritlevel.study.session import Session, importable
 from spiritlevel.study.settings_file import read_config
 from spiritlevel.study.store import Store
 from spiritlevel.study.table import StudyTable
-from spiritlevel.study.units import Column, Task
+from spiritlevel.study.units import Task
 
 __all__ = ["run_study"]
 
@@ -53,7 +53,9 @@ def run_study(
         on_done: called whenever units ended, with the counts and the time that is left.
     """
     settings = read_config(config) if isinstance(config, str | Path) else config_of(config)
-    run = ENGINES[engine or settings.engine]
+    name = engine or settings.engine
+    if name not in ENGINES:
+        raise ConfigError(f"{settings.at('engine')}: expected an engine out of {', '.join(ENGINES)}; got {name!r}")
     path = Path(store) if store is not None else settings.folder / settings.store
     zoo = find_checkpoints(settings)
     with importable(settings.folder), only_writer(path), Store(path, write=True) as results:
@@ -61,13 +63,12 @@ def run_study(
         session = Session(settings)
         plan = _planned(session, results, zoo, show_progress)
         columns = [c for job in plan.jobs(session) for c in job.columns]
-        _check_names(columns)
         results.plan([(c.name, c.hyperparameters) for c in zoo], columns)
         stamps = {c.name: c.stamp() for c in zoo}
         tasks = _left(results, zoo, stamps, frozenset(c.key for c in columns), retry_failed)
         pace = Pace(sum(len(t.keys) for t in tasks))
         with progress(settings.name, pace.total, show_progress) as advance:
-            for done in run(plan, session, tasks):
+            for done in ENGINES[name](plan, session, tasks):
                 results.write(done, stamps[done.checkpoint])
                 pace.done += len(done.outcomes)
                 pace.failed += sum(o.error is not None for o in done.outcomes.values())
@@ -132,15 +133,6 @@ def _left(
         if keys - there:
             tasks.append(Task(name, keys - there))
     return tasks
-
-
-def _check_names(columns: Sequence[Column]) -> None:
-    names = [c.name for c in columns]
-    twice = sorted({n for n in names if names.count(n) > 1})
-    if twice:
-        raise ConfigError(
-            f"measures: expected different columns, got {', '.join(twice[:3])} twice: give measures names"
-        )
 
 
 def _versions() -> dict[str, str]:

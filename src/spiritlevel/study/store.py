@@ -331,7 +331,7 @@ class Store:
     def _table(self) -> StudyTable:
         facts = self._facts_of_table()
         zoo = self._rows("SELECT name, hyperparameters FROM checkpoints WHERE position IS NOT NULL ORDER BY position")
-        columns = self._rows("SELECT name, settings_hash FROM columns ORDER BY position")
+        columns = self._rows("SELECT name, settings_hash FROM columns ORDER BY name LIKE 'gen.%', position")
         rows = self._rows(
             "SELECT r.checkpoint, r.settings_hash, r.value, r.per_batch, r.error, r.stats FROM results r "
             "JOIN checkpoints k ON k.name = r.checkpoint AND k.digest = r.digest WHERE k.position IS NOT NULL"
@@ -370,4 +370,5 @@ class Store:
             "SELECT value FROM versions WHERE id IN (SELECT DISTINCT versions FROM results) ORDER BY value"
         )
         facts = {k: v for k, v in self.facts().items() if not k.startswith("_")}
-        return facts | ({"versions": [json.loads(v) for (v,) in versions]} if versions else {})
+        facts |= {"versions": [json.loads(v) for (v,) in versions]} if versions else {}
+        return dict(sorted(facts.items()))
