@@ -216,7 +216,7 @@ class Measure(_Settings):
         rho: the radii, or a `RadiusRule`; by default the measure's own grid.
         solver: for worst cases.
         steps: most gradient evaluations for each batch and radius.
-        samples: for averages.
+        samples: for averages and traces.
         seed: by default the study's.
     """
 

@@ -205,7 +205,7 @@ def measure_settings(session: Session, measure: Measure) -> dict[str, Any]:
         "what": measure.measure,
         "geometry": None if measure.space is None else str(measure.space),
         "solver": None if measure.search is None else str(measure.search),
-        "samples": measure.samples if measure.measure == "average-case" else None,
+        "samples": measure.samples,
         "seed": config.seed if measure.seed is None else measure.seed,
         "data": session.fingerprints[MEASURED],
         **_common(config),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def run_study(
         raise ConfigError(f"{settings.at('engine')}: expected an engine out of {', '.join(ENGINES)}; got {name!r}")
     path = Path(store) if store is not None else settings.folder / settings.store
     zoo = find_checkpoints(settings)
-    with importable(settings.folder), only_writer(path), Store(path, write=True) as results:
+    with _own_randomness(settings), importable(settings.folder), only_writer(path), Store(path, write=True) as results:
         results.use_versions(_versions())
         session = Session(settings)
         plan = _planned(session, results, zoo, show_progress)
@@ -133,6 +134,15 @@ def _left(
         if keys - there:
             tasks.append(Task(name, keys - there))
     return tasks
+
+
+@contextmanager
+def _own_randomness(config: StudyConfig) -> Iterator[None]:
+    """The caller's random numbers go on as if there had been no study."""
+    kind, _, number = config.device.partition(":")
+    devices = [int(number or 0)] if kind == "cuda" and torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        yield
 
 
 def _versions() -> dict[str, str]:
