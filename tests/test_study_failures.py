@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shutil
@@ -162,6 +163,32 @@ def test_changed_settings_add_rows_and_lose_none(tmp_path: Path, monkeypatch: py
     assert len(rows(tmp_path / "study.db")) == len(first) + 2
     monkeypatch.setattr(Session, "load", lambda *_: pytest.fail("measured again"))
     assert list(run_study(two).complexity) == ["parameter-norm", "adaptive@0.5", "adaptive@1"]
+
+
+def test_a_smaller_radius_starts_the_search_anew(tmp_path: Path) -> None:
+    """A search starts from the radius below, so its number is another unit. Kills: a hash of the radius alone."""
+    write_zoo(tmp_path, 1)
+    for rho in ([1.0], [0.5, 1.0]):
+        run_study(settings(tmp_path, measures=[{"measure": "adaptive", "rho": rho}]))
+    whole = settings(tmp_path, measures=[{"measure": "adaptive", "rho": [0.5, 1.0]}], store=str(tmp_path / "whole.db"))
+    run_study(whole)
+    assert exported(tmp_path / "study.db") == exported(tmp_path / "whole.db")
+    assert len(rows(tmp_path / "study.db")) == len(rows(tmp_path / "whole.db")) + 1
+
+
+def only_at_home() -> Any:
+    if multiprocessing.parent_process() is not None:
+        raise DataError("expected to be at home")
+    return {"x": torch.zeros(2, 3), "y": torch.zeros(2, dtype=torch.long)}
+
+
+def test_data_that_a_process_cannot_load(tmp_path: Path) -> None:
+    """Kills: a study that waits for ever for workers that never began."""
+    write_zoo(tmp_path, 2)
+    config = settings(tmp_path, data={"train": only_at_home}, measures=["gradient-norm"], workers=1)
+    with pytest.raises(DataError, match="expected to be at home"):
+        run_study(config, engine="processes")
+    assert run_study(config, engine="serial").failures == ()
 
 
 def test_other_data_are_other_numbers(tmp_path: Path) -> None:
@@ -399,8 +426,13 @@ def test_a_store_without_a_study(tmp_path: Path) -> None:
     assert table.failures == (("b", "x@1", "LossError: expected better"),)
     (state,) = store.progress()
     assert (state.done, state.failed, state.pending, state.seconds) == (1, 1, 0, 0.5)
-    store.plan([("a", {})], [column])
+    other = Column("complexity.y", {"what": "y"})
+    store.plan([("a", {})], [column, other])
     assert store.table().names == ("a",)
+    store.write(Done("a", "of other weights", {other.key: Outcome(1.0)}))  # and killed before the rest
+    assert store.table().complexity["y"].tolist() == [1.0]
+    assert np.isnan(store.table().complexity["x@1"][0])
+    assert [(c.done, c.pending) for c in store.progress()] == [(0, 1), (1, 0)]
     store.plan([("b", {}), ("a", {})], [column])
     assert len(store.table().failures) == 1
     store.close()
