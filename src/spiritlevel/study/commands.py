@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from spiritlevel.core.results import plain
 from spiritlevel.errors import ArgumentError
@@ -29,6 +30,12 @@ _out = Console()
 _EVERY = 30.0  # seconds between lines where there is no terminal for a bar
 _SHOWN = 10  # failures shown; all are in the table
 
+
+def _say(text: str, style: str | None = None) -> None:
+    """One line as it is: no markup in a user's words, no breaks in a path."""
+    _out.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
 _Study = Annotated[Path, typer.Argument(help="The study's configuration (.yaml), or its store.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -45,7 +52,7 @@ def init(
         path.write_text(files("spiritlevel.study").joinpath("example.yaml").read_text("utf-8"), encoding="utf-8")
     except OSError as error:
         raise ArgumentError(f"expected a place to write to, but {path} cannot be written: {error}") from error
-    _out.print(f"wrote {path}: fill it in, then spiritlevel study run {path}", highlight=False)
+    _say(f"wrote {path}: fill it in, then spiritlevel study run {path}")
 
 
 @study_app.command()
@@ -85,7 +92,7 @@ def export(study: _Study, table: Annotated[Path, typer.Argument(help="The table 
     """Write the table, with the columns hp.*, complexity.* and gen.* of public studies."""
     with Store(_store(study)) as store:
         write_table(store.table(), table)
-    _out.print(f"wrote {table}", highlight=False)
+    _say(f"wrote {table}")
 
 
 @study_app.command("import")
@@ -99,7 +106,7 @@ def import_(
         raise ArgumentError(f"expected a new store, but {store} is there already: name another")
     with Store(store, write=True) as made:
         made.put(content)
-    _out.print(f"wrote {store}: {len(content)} checkpoints", highlight=False)
+    _say(f"wrote {store}: {len(content)} checkpoints")
 
 
 def _store(study: Path) -> Path:
@@ -130,20 +137,18 @@ def _tell(path: Path, table: StudyTable, as_json: bool) -> None:
         }
         sys.stdout.write(json.dumps(plain(facts), indent=2, allow_nan=False) + "\n")
         return
-    shown = Table(title=f"{path}: {len(table)} checkpoints", title_justify="left")
+    shown = Table(title=Text(f"{path}: {len(table)} checkpoints"), title_justify="left")
     shown.add_column("column", overflow="fold")
     for head in ("done", "failed", "pending", "seconds each"):
         shown.add_column(head, justify="right")
     for c in columns:
-        shown.add_row(c.name, str(c.done), str(c.failed or ""), str(c.pending or ""), f"{spent[c.name]:.2g}")
+        shown.add_row(Text(c.name), str(c.done), str(c.failed or ""), str(c.pending or ""), f"{spent[c.name]:.2g}")
     _out.print(shown)
     for chosen in table.facts.get("radii", []):
-        _out.print(
-            "{measure}: a mean rise of {rise:g} is at rho {rho:g}".format(**chosen), highlight=False, markup=False
-        )
+        _say("{measure}: a mean rise of {rise:g} is at rho {rho:g}".format(**chosen))
     for name, column, error in table.failures[:_SHOWN]:
-        _out.print(f"{name}, {column}: {error}", style="red", highlight=False, markup=False)
+        _say(f"{name}, {column}: {error}", style="red")
     if len(table.failures) > _SHOWN:
-        _out.print(f"... and {len(table.failures) - _SHOWN} more failed units", style="red", highlight=False)
+        _say(f"... and {len(table.failures) - _SHOWN} more failed units", style="red")
     rest = f", about {words(to_go)} in one process" if to_go else ""
-    _out.print(f"{left} units to do{rest}" if left else "All units are done.", highlight=False)
+    _say(f"{left} units to do{rest}" if left else "All units are done.")

@@ -124,10 +124,14 @@ class _ScoreJob(Job):
 
     def _error(self, bench: Bench) -> tuple[float, tuple[float, ...]]:
         scores = bench.scores(self.name)
+        if scores.uncounted is not None:
+            raise scores.uncounted
         return scores.error, scores.errors
 
     def _gap(self, bench: Bench) -> tuple[float, tuple[float, ...]]:
         scores, train = bench.scores(self.name), bench.scores(TRAIN)
+        if scores.uncounted or train.uncounted:
+            raise scores.uncounted or train.uncounted  # type: ignore[misc]  # one of them is an error
         return scores.error - train.error, tuple(e - train.error for e in scores.errors)
 
 
@@ -201,7 +205,7 @@ def measure_settings(session: Session, measure: Measure) -> dict[str, Any]:
         "what": measure.measure,
         "geometry": None if measure.space is None else str(measure.space),
         "solver": None if measure.search is None else str(measure.search),
-        "samples": measure.samples if measure.measure == "average-case" else None,
+        "samples": measure.samples,
         "seed": config.seed if measure.seed is None else measure.seed,
         "data": session.fingerprints[MEASURED],
         **_common(config),

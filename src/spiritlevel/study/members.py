@@ -130,7 +130,7 @@ def _matches(folder: Path, pattern: str) -> list[tuple[str, Path]]:
     if not glob.has_magic(pattern):
         return [(_stem(Path(pattern).name), folder / pattern)]
     fixed = folder.joinpath(*_before_magic(Path(pattern)))
-    paths = [Path(p) for p in glob.glob(str(folder / pattern), recursive=True)]
+    paths = sorted(Path(p) for p in glob.glob(str(folder / pattern), recursive=True))
     kept = [p for p in paths if p.suffix in _WEIGHTS or (p.is_dir() and (p / "config.json").exists())]
     return [(_stem(p.relative_to(fixed).as_posix()), p) for p in kept]
 

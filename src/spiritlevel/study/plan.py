@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spiritlevel.study.config import StudyConfig
 from spiritlevel.study.jobs import Job, jobs_of
 from spiritlevel.study.members import Checkpoint
-from spiritlevel.study.session import Session, same_architecture
+from spiritlevel.study.session import Session
 from spiritlevel.study.units import Done, Outcome, Task
 
 __all__ = ["Plan", "perform"]
@@ -46,8 +46,7 @@ def perform(plan: Plan, session: Session, jobs: tuple[Job, ...], task: Task) -> 
     digest = checkpoint.digest()
     try:
         bench = session.load(checkpoint)
-        if plan.architecture is not None:
-            same_architecture(bench, *plan.architecture)
+        bench.check(plan.architecture)
     except Exception as error:  # a file may be missing, damaged or of another kind; a builder may do anything
         failed = Outcome.failed(error)
         yield Done(checkpoint.name, digest, dict.fromkeys(sorted(task.keys), failed))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from spiritlevel.core.progress import Advance
-from spiritlevel.errors import ArgumentError, SpiritlevelError
+from spiritlevel.errors import ArgumentError, LossError, SpiritlevelError
 from spiritlevel.measures import MEASURES
 from spiritlevel.study.config import Measure, RadiusRule
 from spiritlevel.study.jobs import measure_settings, measured
@@ -24,6 +24,7 @@ __all__ = ["chosen_radii", "radius_of_rise"]
 
 _FACTOR = 4.0  # ours: step of the search for a bracket
 _MOST = 40  # ours: evaluations before giving up; a bracket takes about 3, the root in it about 5
+_FAR = 1e12  # ours: ratios to the level beyond this are all the same
 _CLOSE = 0.01  # ours: relative, far below what differs between checkpoints
 
 
@@ -38,7 +39,10 @@ def radius_of_rise(rise: Callable[[float], float], level: float, start: float) -
     """
 
     def height(x: float) -> float:
-        return math.log(max(rise(math.exp(x)), level * 1e-12) / level)
+        try:
+            return math.log(min(max(rise(math.exp(x)) / level, 1 / _FAR), _FAR))
+        except LossError:  # no finite loss that far out
+            return math.log(_FAR)
 
     a = math.log(start)
     fa = height(a)
@@ -88,7 +92,7 @@ def _calibrated(
     session: Session, measure: Measure, level: float, zoo: Sequence[Checkpoint], advance: Advance
 ) -> dict[str, object]:
     assert isinstance(measure.rho, RadiusRule)
-    judges = _judges(session, zoo, measure.rho.checkpoints)
+    judges: list[Checkpoint] = []
     rises: dict[float, list[float]] = {}
 
     def mean_rise(rho: float) -> float:
@@ -97,6 +101,7 @@ def _calibrated(
         return fmean(rises[rho])
 
     try:
+        judges += _judges(session, zoo, measure.rho.checkpoints)
         rho = radius_of_rise(mean_rise, level, start=MEASURES[measure.measure].radii[0])
         reached = mean_rise(rho)
     except SpiritlevelError as error:
@@ -114,7 +119,9 @@ def _judges(session: Session, zoo: Sequence[Checkpoint], count: int) -> list[Che
         if len(judges) == min(count, len(zoo)):
             break
         try:
-            session.load(checkpoint).problem.check()
+            bench = session.load(checkpoint)
+            bench.check(None)
+            bench.problem.check()
         except Exception as error:  # whatever is wrong with it, its own row will say
             problems.append(f"{checkpoint.name}: {error}")
         else:

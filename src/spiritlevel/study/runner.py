@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from spiritlevel.study.session import Session, importable
 from spiritlevel.study.settings_file import read_config
 from spiritlevel.study.store import Store
 from spiritlevel.study.table import StudyTable
-from spiritlevel.study.units import Column, Task
+from spiritlevel.study.units import Task
 
 __all__ = ["run_study"]
 
@@ -53,21 +54,22 @@ def run_study(
         on_done: called whenever units ended, with the counts and the time that is left.
     """
     settings = read_config(config) if isinstance(config, str | Path) else config_of(config)
-    run = ENGINES[engine or settings.engine]
+    name = engine or settings.engine
+    if name not in ENGINES:
+        raise ConfigError(f"{settings.at('engine')}: expected an engine out of {', '.join(ENGINES)}; got {name!r}")
     path = Path(store) if store is not None else settings.folder / settings.store
     zoo = find_checkpoints(settings)
-    with importable(settings.folder), only_writer(path), Store(path, write=True) as results:
+    with _own_randomness(settings), importable(settings.folder), only_writer(path), Store(path, write=True) as results:
         results.use_versions(_versions())
         session = Session(settings)
         plan = _planned(session, results, zoo, show_progress)
         columns = [c for job in plan.jobs(session) for c in job.columns]
-        _check_names(columns)
         results.plan([(c.name, c.hyperparameters) for c in zoo], columns)
         stamps = {c.name: c.stamp() for c in zoo}
         tasks = _left(results, zoo, stamps, frozenset(c.key for c in columns), retry_failed)
         pace = Pace(sum(len(t.keys) for t in tasks))
         with progress(settings.name, pace.total, show_progress) as advance:
-            for done in run(plan, session, tasks):
+            for done in ENGINES[name](plan, session, tasks):
                 results.write(done, stamps[done.checkpoint])
                 pace.done += len(done.outcomes)
                 pace.failed += sum(o.error is not None for o in done.outcomes.values())
@@ -134,13 +136,13 @@ def _left(
     return tasks
 
 
-def _check_names(columns: Sequence[Column]) -> None:
-    names = [c.name for c in columns]
-    twice = sorted({n for n in names if names.count(n) > 1})
-    if twice:
-        raise ConfigError(
-            f"measures: expected different columns, got {', '.join(twice[:3])} twice: give measures names"
-        )
+@contextmanager
+def _own_randomness(config: StudyConfig) -> Iterator[None]:
+    """The caller's random numbers go on as if there had been no study."""
+    kind, _, number = config.device.partition(":")
+    devices = [int(number or 0)] if kind == "cuda" and torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        yield
 
 
 def _versions() -> dict[str, str]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from spiritlevel.core.batches import tensors_in
 from spiritlevel.core.evaluation import measurable
 from spiritlevel.core.losses import IGNORED, logits_of, targets_of
-from spiritlevel.core.tensors import norm
+from spiritlevel.core.tensors import all_finite, norm
 from spiritlevel.errors import ArgumentError, CheckpointError, DataError
 from spiritlevel.problem import Problem
 from spiritlevel.study.config import StudyConfig
@@ -26,7 +26,7 @@ from spiritlevel.study.data import ArrayBatches, load_data
 from spiritlevel.study.members import Checkpoint
 from spiritlevel.study.references import is_reference, load_function
 
-__all__ = ["MEASURED", "TRAIN", "Bench", "Scores", "Session", "importable", "same_architecture"]
+__all__ = ["MEASURED", "TRAIN", "Bench", "Scores", "Session", "importable"]
 
 TRAIN, MEASURED = "train", "measured"
 
@@ -41,6 +41,7 @@ class Scores:
         losses: of each batch.
         errors: of each batch.
         size: how many examples (loss terms) there are.
+        uncounted: why errors could not be counted; None where they were.
     """
 
     loss: float
@@ -48,6 +49,7 @@ class Scores:
     losses: tuple[float, ...]
     errors: tuple[float, ...]
     size: int
+    uncounted: DataError | None = None
 
 
 class Session:
@@ -127,6 +129,19 @@ class Bench:
         shapes = sorted((n, tuple(t.shape)) for n, t in self.model.state_dict().items() if isinstance(t, Tensor))
         return hashlib.sha256(repr(shapes).encode()).hexdigest()[:20]
 
+    def check(self, architecture: tuple[str, str] | None) -> None:
+        """Refuse a network of other parameters than the first of the zoo (hash and name), and one that diverged."""
+        if architecture is not None and self.architecture != architecture[0]:
+            raise CheckpointError(
+                f"expected the architecture of {architecture[1]}, got other parameters: leave this checkpoint out of "
+                "the glob, or set zoo.same_architecture to false"
+            )
+        bad = [n for n, w in measurable(self.model).items() if not all_finite([w])]
+        if bad:
+            raise CheckpointError(
+                f"expected finite weights, got NaN or infinity in {', '.join(bad[:5])}: is this a diverged run?"
+            )
+
     @property
     def norm(self) -> float:
         """The Euclidean norm of all parameters."""
@@ -143,6 +158,7 @@ class Bench:
 def _scores(problem: Problem, errors: bool) -> Scores:
     weights = problem.weights
     terms, losses, wrong = [], [], []
+    uncounted: DataError | None = None
     with torch.no_grad():
         for batch in problem.batches():
             sizes, sums, misses = [], [], []
@@ -150,7 +166,11 @@ def _scores(problem: Problem, errors: bool) -> Scores:
                 output, loss = problem.judged(weights, part)
                 sizes.append(problem.terms(part))
                 sums.append(float(loss) * sizes[-1])
-                misses.append(_misses(problem, output, part) if errors else math.nan)
+                try:
+                    misses.append(_misses(problem, output, part) if errors else math.nan)
+                except DataError as error:  # there is a loss all the same
+                    misses.append(math.nan)
+                    uncounted = error
             size = sum(sizes)
             terms.append(size)
             losses.append(math.fsum(sums) / max(size, 1))
@@ -159,7 +179,7 @@ def _scores(problem: Problem, errors: bool) -> Scores:
     if not total:
         raise DataError("expected at least one target that is not ignored, got none")
     mean_loss, mean_error = (math.fsum(v * t for v, t in zip(x, terms, strict=True)) / total for x in (losses, wrong))
-    return Scores(mean_loss, mean_error, tuple(losses), tuple(wrong), total)
+    return Scores(mean_loss, mean_error, tuple(losses), tuple(wrong), total, uncounted)
 
 
 def _misses(problem: Problem, output: Any, batch: Any) -> int:
@@ -201,15 +221,6 @@ def _fingerprint(batches: Iterable[Any]) -> str:
             total.update(f"{t.dtype}{tuple(t.shape)}".encode())
             total.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()[:20]
-
-
-def same_architecture(bench: Bench, expected: str, first: str) -> None:
-    """Refuse a network with other parameters than the first of the zoo."""
-    if bench.architecture != expected:
-        raise CheckpointError(
-            f"expected the architecture of {first}, got other parameters: leave this checkpoint out of the glob, or "
-            "set zoo.same_architecture to false"
-        )
 
 
 @contextmanager
