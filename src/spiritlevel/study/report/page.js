@@ -401,9 +401,20 @@
   const name = () => { theme.textContent = dark() ? "Light" : "Dark"; theme.setAttribute("aria-label", dark() ? "Switch to light colours" : "Switch to dark colours"); };
   theme.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; name(); });
   name();
-  let before;
-  addEventListener("beforeprint", () => { before = root.dataset.theme; root.dataset.theme = "light"; document.querySelectorAll("details").forEach((d) => { d.dataset.was = d.open ? "1" : ""; d.open = true; }); });
-  addEventListener("afterprint", () => { if (before) root.dataset.theme = before; else delete root.dataset.theme; document.querySelectorAll("details").forEach((d) => { d.open = d.dataset.was === "1"; }); });
+  let screen = null; // what to go back to after printing; some browsers announce printing twice
+  addEventListener("beforeprint", () => {
+    if (screen) return;
+    const closed = [...document.querySelectorAll("details:not([open])")];
+    screen = { theme: root.dataset.theme, closed };
+    root.dataset.theme = "light";
+    closed.forEach((d) => { d.open = true; });
+  });
+  addEventListener("afterprint", () => {
+    if (!screen) return;
+    if (screen.theme) root.dataset.theme = screen.theme; else delete root.dataset.theme;
+    screen.closed.forEach((d) => { d.open = false; });
+    screen = null;
+  });
   forest(); orbit(); checkpoints();
   document.querySelectorAll("table.sortable").forEach(sortable);
   redraw();
