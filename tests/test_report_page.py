@@ -257,11 +257,12 @@ def test_everything_has_a_name_and_works_by_keyboard(open_page: Any, plain: Path
 
 def test_it_prints(open_page: Any, plain: Path, tmp_path: Path) -> None:
     """Controls go, tables are whole, ink is dark on white even where the screen is dark."""
-    page = open_page(plain, "dark")
+    page = open_page(plain, "dark", width=760)  # A4
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     assert page.locator("#filter").is_hidden()
     assert page.locator("#theme").is_hidden()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     scroll = page.locator(".scroll").last
     assert scroll.evaluate("(e) => e.scrollHeight <= e.clientHeight + 2")

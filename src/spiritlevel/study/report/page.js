@@ -20,6 +20,7 @@
   }
   const show = (v, digits = 4) =>
     v === null || v === undefined ? "–" : typeof v === "number" ? String(Number(v.toPrecision(digits))) : String(v);
+  const chance = (p) => (p !== null && p < 1e-4 ? "below 0.0001" : show(p, 2));
   const fixed = (v) => (v === null ? "–" : v.toFixed(2).replace("-", "−"));
   const spread = (t) => (t[0] === null ? "unknown" : `${fixed(t[0])} [${fixed(t[1])}, ${fixed(t[2])}]`);
   const family = (m) => (m.includes("@") ? m.slice(0, m.lastIndexOf("@")) : m);
@@ -42,7 +43,7 @@
     return at;
   }
   function linearTicks(a, b) {
-    const raw = (b - a) / 5, base = 10 ** Math.floor(Math.log10(raw));
+    const raw = (b - a) / 7, base = 10 ** Math.floor(Math.log10(raw));
     const step = [1, 2, 5, 10].map((k) => k * base).find((s) => s >= raw), out = [];
     for (let k = Math.ceil(a / step); k * step <= b; k++) out.push(Number((k * step).toPrecision(12)));
     return out;
@@ -207,7 +208,7 @@
     chart.addEventListener("keydown", (event) => { if (event.key === "Enter") pick(); });
     byId("scatter").replaceChildren(chart);
     byId("scatter-words").textContent = !r ? "" :
-      `Kendall's tau-b ${spread(r.tau)} (tau-a ${fixed(r.a)}, ${r.count} checkpoints, p ${show(r.p, 2)}, ${show(r.pf, 2)} after correction). ` +
+      `Kendall's tau-b ${spread(r.tau)} (tau-a ${fixed(r.a)}, ${r.count.toLocaleString("en")} checkpoints, p ${chance(r.p)}, ${chance(r.pf)} after correction). ` +
       `With training loss ${fixed(r.training)}; ${D.given ? `given ${D.given} ${spread(r.partial)}` : "no confounder known"}.`;
   }
 
@@ -333,12 +334,16 @@
   let rows = [];
   function checkpoints() {
     const table = byId("checkpoints"), names = [...columns.keys()];
-    table.tHead.append(html("tr", {}, html("th", { scope: "col" }, "checkpoint"), ...names.map((n) => html("th", { scope: "col" }, n))));
+    const paper = new Set([...names.filter((n) => n.startsWith("hp.")).slice(0, 5), `gen.${D.training}`,
+      ...D.targets.slice(0, 3).map((t) => `gen.${t}`), `complexity.${D.start.measure}`]); // what a sheet of paper has room for
+    const where = names.map((n) => (paper.has(n) ? null : "screen"));
+    table.tHead.append(html("tr", {}, html("th", { scope: "col" }, "checkpoint"),
+      ...names.map((n, k) => html("th", { scope: "col", class: where[k] }, n))));
     const body = document.createDocumentFragment();
     rows = D.names.map((name, i) => {
       const row = html("tr", { "data-i": i }, html("th", { scope: "row", title: name }, name));
-      for (const n of names) {
-        const v = columns.get(n)[i], cell = html("td", {}, show(v));
+      for (const [k, n] of names.entries()) {
+        const v = columns.get(n)[i], cell = html("td", { class: where[k] }, show(v));
         if (typeof v === "number") cell.dataset.v = v;
         row.append(cell);
       }

@@ -117,7 +117,7 @@ def _taus(analysis: Analysis) -> str:
     for r in (r for t in analysis.targets for r in analysis.of(t)):
         cells = [
             f'<th scope="row">{escape(r.measure)}</th>', f'<td class="words">{escape(r.target)}</td>',
-            _cell(r.tau.value), _ends(r.tau), _cell(r.tau_a), _cell(r.p, ".2g"), _cell(r.p_family, ".2g"),
+            _cell(r.tau.value), _ends(r.tau), _cell(r.tau_a), _chance(r.p), _chance(r.p_family),
             _cell(r.training), _cell(r.partial.value, weak=_fades(r)), _ends(r.partial), _cell(r.first, ".0%"),
             _cell(r.count, "d"),
         ]  # fmt: skip
@@ -136,6 +136,10 @@ def _cell(value: float, form: str = ".2f", weak: bool = False) -> str:
         return '<td data-v="">–</td>'
     mark = ' class="weak" title="its interval includes 0"' if weak else ""
     return f'<td data-v="{value:.6g}"{mark}>{escape(format(value, form).replace("-", "−"))}</td>'
+
+
+def _chance(p: float) -> str:
+    return _cell(p, ".2g") if not p < 1e-4 else f'<td data-v="{p:.6g}">&lt; 0.0001</td>'
 
 
 def _ends(tau: Interval) -> str:
