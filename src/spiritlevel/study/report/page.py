@@ -31,12 +31,13 @@ _WORDS = (
     "measurement",
     "which checkpoint",
 )  # columns that are read from the left
+_SCRIPTS = ("tools.js", "plots.js", "tables.js", "start.js")
 _SAY = {"result": "Result.", "warning": "Careful.", "note": "Note."}
 
 
 def study_page(table: StudyTable, analysis: Analysis, found: Sequence[Finding], title: str = "Flatness study") -> str:
     """The page. Equal tables and settings give equal bytes."""
-    style, script = (_asset(name) for name in ("page.css", "page.js"))
+    style, script = _asset("page.css"), _script()
     mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{mark}'"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
@@ -51,6 +52,12 @@ def study_page(table: StudyTable, analysis: Analysis, found: Sequence[Finding], 
         '<div id="tip" hidden></div><div id="say" class="unseen" aria-live="polite"></div>\n'
         f'<script type="application/json" id="data">{content}</script>\n<script>{script}</script>\n</body></html>\n'
     )
+
+
+def _script() -> str:
+    """All scripts as one, with nothing in the page's own scope."""
+    parts = "\n".join(_asset(name) for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
 
 
 def _asset(name: str) -> str:
