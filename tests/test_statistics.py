@@ -373,6 +373,7 @@ def test_few_checkpoints_noise_ties_and_failures_are_said() -> None:
     poor = StudyTable(table.names, table.hp, {"a@1": noise, "a@2": -noise},
                       {"test_gap": gap}, {"test": 100}, failures=(("c1", "a@1", "no"),))  # fmt: skip
     texts = " ".join(f.text for f in findings(poor, analyse(poor)) if f.kind == "warning")
+
     for words in ("With 12 checkpoints", "So few cannot rank", "cannot tell", "pairs are tied", "radius",
                   "1 measurement failed (of c1)", "whether the measures only follow them"):  # fmt: skip
         assert words in texts

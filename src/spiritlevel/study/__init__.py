@@ -8,6 +8,7 @@ from spiritlevel.study.exchange import read_table, write_table
 from spiritlevel.study.references import load_function
 from spiritlevel.study.runner import run_study
 from spiritlevel.study.settings_file import read_config
+from spiritlevel.study.statistics import analyse
 from spiritlevel.study.store import Store
 from spiritlevel.study.table import StudyTable
 
@@ -23,6 +24,7 @@ __all__ = [
     "StudyConfig",
     "StudyTable",
     "Zoo",
+    "analyse",
     "load_checkpoint",
     "load_data",
     "load_function",

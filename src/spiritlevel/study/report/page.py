@@ -31,12 +31,13 @@ _WORDS = (
     "measurement",
     "which checkpoint",
 )  # columns that are read from the left
+_SCRIPTS = ("tools.js", "plots.js", "tables.js", "start.js")
 _SAY = {"result": "Result.", "warning": "Careful.", "note": "Note."}
 
 
 def study_page(table: StudyTable, analysis: Analysis, found: Sequence[Finding], title: str = "Flatness study") -> str:
     """The page. Equal tables and settings give equal bytes."""
-    style, script = (_asset(name) for name in ("page.css", "page.js"))
+    style, script = _asset("page.css"), _script()
     mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{mark}'"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
@@ -51,6 +52,12 @@ def study_page(table: StudyTable, analysis: Analysis, found: Sequence[Finding], 
         '<div id="tip" hidden></div><div id="say" class="unseen" aria-live="polite"></div>\n'
         f'<script type="application/json" id="data">{content}</script>\n<script>{script}</script>\n</body></html>\n'
     )
+
+
+def _script() -> str:
+    """All scripts as one, with nothing in the page's own scope."""
+    parts = "\n".join(_asset(name) for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
 
 
 def _asset(name: str) -> str:
@@ -117,7 +124,7 @@ def _taus(analysis: Analysis) -> str:
     for r in (r for t in analysis.targets for r in analysis.of(t)):
         cells = [
             f'<th scope="row">{escape(r.measure)}</th>', f'<td class="words">{escape(r.target)}</td>',
-            _cell(r.tau.value), _ends(r.tau), _cell(r.tau_a), _cell(r.p, ".2g"), _cell(r.p_family, ".2g"),
+            _cell(r.tau.value), _ends(r.tau), _cell(r.tau_a), _chance(r.p), _chance(r.p_family),
             _cell(r.training), _cell(r.partial.value, weak=_fades(r)), _ends(r.partial), _cell(r.first, ".0%"),
             _cell(r.count, "d"),
         ]  # fmt: skip
@@ -136,6 +143,10 @@ def _cell(value: float, form: str = ".2f", weak: bool = False) -> str:
         return '<td data-v="">–</td>'
     mark = ' class="weak" title="its interval includes 0"' if weak else ""
     return f'<td data-v="{value:.6g}"{mark}>{escape(format(value, form).replace("-", "−"))}</td>'
+
+
+def _chance(p: float) -> str:
+    return _cell(p, ".2g") if not p < 1e-4 else f'<td data-v="{p:.6g}">&lt; 0.0001</td>'
 
 
 def _ends(tau: Interval) -> str:

@@ -103,7 +103,11 @@ class StudyReport(Displayed):
         for column in ("tau-b", "tau-a", "p", "loss", "partial tau"):
             table.add_column(column, justify="right", no_wrap=True)
         for r in rows[:_SHOWN]:
-            cells = (_number(r.tau_a, ".2f"), _number(r.p_family, ".2g"), _number(r.training, ".2f"))
+            cells = (
+                _number(r.tau_a, ".2f"),
+                ("<1e-4" if r.p_family < 1e-4 else _number(r.p_family, ".2g")),
+                _number(r.training, ".2f"),
+            )
             table.add_row(Text(r.measure), str(r.tau), *cells, str(r.partial), style="dim" if r.baseline else None)
         table.caption_justify = "left"
         table.caption = "p corrected; loss: tau with training loss; partial: given loss and parameter norm"

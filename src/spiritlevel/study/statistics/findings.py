@@ -71,7 +71,7 @@ def _of_target(analysis: Analysis, target: str) -> Iterator[Finding]:
 
 def _result(analysis: Analysis, best: Relation, count: int) -> Iterator[str]:
     level = 1 - analysis.settings.confidence
-    known = f"tau {best.tau} over {best.count} checkpoints"
+    known = f"tau {best.tau} over {best.count:,} checkpoints"
     if not (best.p_family <= level and best.tau.excludes_zero):
         yield (
             f"{best.target}: none of the {count} measures tells more than chance. The largest tau is that of "
@@ -86,8 +86,8 @@ def _result(analysis: Analysis, best: Relation, count: int) -> Iterator[str]:
     choice = analysis.choices.get((best.measure, best.target))
     if choice is not None and best.tau.value > 0:
         yield (
-            f"Chosen by it, {choice.checkpoint} would be place {choice.rank} of {choice.count} with {choice.value:.4g} "
-            f"(the best has {choice.best:.4g}, the middle one {choice.middle:.4g})."
+            f"Chosen by it, {choice.checkpoint} would be place {choice.rank:,} of {choice.count:,} with "
+            f"{choice.value:.4g} (the best has {choice.best:.4g}, the middle one {choice.middle:.4g})."
         )
 
 
@@ -215,6 +215,12 @@ def _of_study(table: StudyTable, analysis: Analysis) -> Iterator[Finding]:
             Kind.NOTE,
             "No two checkpoints differ in a single hyperparameter: granulated tau and sign error do not apply.",
         )
+    lacking = sorted({r.measure for r in analysis.relations if r.count < max(q.count for q in analysis.relations)})
+    if lacking:
+        yield Finding(
+            Kind.NOTE,
+            f"{_listed(lacking)} could not be had for every checkpoint; each tau is over those that have both.",
+        )
     if table.failures:
         names = _listed(sorted({f[0] for f in table.failures}))
         yield Finding(Kind.WARNING, f"{_count(len(table.failures), 'measurement')} failed (of {names}): left out.")
@@ -224,8 +230,8 @@ def _how_many(analysis: Analysis) -> Finding:
     n, confidence = min((r.count for r in analysis.relations), default=0), analysis.settings.confidence
     reach = 1.96 * chance_spread(n)
     words = (
-        f"With {n} checkpoints a tau within ±{min(reach, 1.0):.2f} is what chance gives 19 times out of 20, and every "
-        f"interval here ({confidence:.0%}) is over the choice of these checkpoints."
+        f"With {n:,} checkpoints a tau within ±{min(reach, 1.0):.2f} is what chance gives 19 times out of 20, and "
+        f"every interval here ({confidence:.0%}) is over the choice of these checkpoints."
     )
     if n < FEW:
         return Finding(
@@ -244,7 +250,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _p(value: float) -> str:
-    return "unknown" if math.isnan(value) else f"{value:.2g}"
+    return "unknown" if math.isnan(value) else f"{value:.2g}" if value >= 1e-4 else "below 0.0001"
 
 
 def _listed(names: list[str]) -> str:

@@ -21,9 +21,10 @@ def pair_signs(values: Array) -> Array:
     [[0.0, -1.0], [1.0, 0.0]]
     """
     with np.errstate(invalid="ignore"):
-        signs = np.sign(values[:, None] - values[None, :])
-    out: Array = np.nan_to_num(signs).astype(np.float32)
-    return out
+        signs: Array = np.sign(values[:, None] - values[None, :]).astype(np.float32)
+    if not np.isfinite(values).all():
+        signs[np.isnan(signs)] = 0
+    return signs
 
 
 def tau_b(x: Array, y: Array) -> float:

@@ -11,13 +11,12 @@ Hyperparameters named as `REPLICATES` tell repetitions apart, not ways of traini
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from spiritlevel.study.statistics.kendall import pair_signs
 from spiritlevel.study.statistics.resamples import Interval, percentiles
 
 __all__ = ["ENOUGH", "REPLICATES", "Environment", "Granulated", "Matched", "noise_weights", "unresolved"]
@@ -79,16 +78,18 @@ class Matched:
     def __init__(self, hp: Mapping[str, Sequence[Any]], replicates: Sequence[str] = REPLICATES) -> None:
         codes = {n: _codes(values) for n, values in hp.items() if n.lower() not in replicates}
         self.axes = tuple(n for n, (values, _) in codes.items() if len(values) > 1)
-        self._values = {n: codes[n][0] for n in self.axes}
-        count = len(next(iter(hp.values()), ()))
-        self._table = np.stack([codes[n][1] for n in self.axes], -1) if self.axes else np.zeros((count, 0), dtype=int)
-        i, j = np.triu_indices(count, 1)
+        table = np.stack([codes[n][1] for n in self.axes], -1) if self.axes else np.zeros((0, 0), dtype=int)
+        i, j = np.triu_indices(len(table), 1)
         differing, axis = np.zeros(len(i), dtype=int), np.zeros(len(i), dtype=int)
         for number in range(len(self.axes)):  # one at a time: all at once is too much memory for 1,000 checkpoints
-            differs = self._table[i, number] != self._table[j, number]
+            differs = table[i, number] != table[j, number]
             differing += differs
             axis[differs] = number
-        self._i, self._j, self._axis = i[differing == 1], j[differing == 1], axis[differing == 1]
+        self._pairs = {
+            name: _Pairs(i[mine], j[mine], table, number, codes[name][0])
+            for number, name in enumerate(self.axes)
+            for mine in [np.flatnonzero((differing == 1) & (axis == number))]
+        }
 
     def granulated(self, measure: Array, target: Array, resamples: int = 2000, seed: int = 0,
                    confidence: float = 0.95) -> list[Granulated]:  # fmt: skip
@@ -96,45 +97,49 @@ class Matched:
 
         Within a group every pair that differs in the axis counts alike and a tie counts 0, as in tau-a.
         """
-        agree, there = self._agreement(measure, target)
         out = []
-        for number, axis in enumerate(self.axes):
-            chosen = (self._axis == number) & there
-            rest = np.delete(self._table[self._i[chosen]], number, axis=1)
-            taus = _group_means(agree[chosen], rest)
+        for axis, pairs in self._pairs.items():
+            agree, there = pairs.agreement(measure, target)
+            total = np.bincount(pairs.group[there], minlength=1)
+            taus = np.bincount(pairs.group[there], agree[there], minlength=1)[total > 0] / total[total > 0]
             rng = np.random.default_rng(seed)
             drawn = taus[rng.integers(0, len(taus), (resamples, len(taus)))].mean(-1) if len(taus) > 1 else np.empty(0)
             tau = Interval(float(taus.mean()) if len(taus) else math.nan, *percentiles(drawn, confidence))
-            out.append(Granulated(axis, tau, len(taus), int(chosen.sum())))
+            out.append(Granulated(axis, tau, len(taus), int(there.sum())))
         return out
 
     def environments(self, measure: Array, target: Array, examples: int | None) -> list[Environment]:
         """Sign error of every change of one value into another, with pairs weighted by `noise_weights`."""
-        agree, there = self._agreement(measure, target)
-        with np.errstate(invalid="ignore"):
-            weights = noise_weights(np.abs(target[self._i] - target[self._j]), examples)
         out = []
-        for number, change, chosen in self._changes(there):
-            w = weights[chosen]
-            total = float(w.sum())
-            error = float((w * (1 - agree[chosen]) / 2).sum() / total) if total else math.nan
-            effective = total**2 / float((w**2).sum()) if total else 0.0
-            out.append(Environment(self.axes[number], change, error, int(chosen.sum()), effective))
+        for axis, pairs in self._pairs.items():
+            agree, there = pairs.agreement(measure, target)
+            change = pairs.change[there]
+            weights = noise_weights(np.abs(target[pairs.i] - target[pairs.j])[there], examples)
+            sums = [np.bincount(change, w, len(pairs.changes)) for w in (
+                np.ones(len(change)), weights, weights**2, weights * (1 - agree[there]) / 2)]  # fmt: skip
+            for words, (count, total, squares, wrong) in zip(pairs.changes, zip(*sums, strict=True), strict=True):
+                if count:
+                    error, worth = (wrong / total, total**2 / squares) if total else (math.nan, 0.0)
+                    out.append(Environment(axis, words, float(error), int(count), float(worth)))
         return out
 
-    def _agreement(self, measure: Array, target: Array) -> tuple[Array, Array]:
-        there = np.isfinite(measure) & np.isfinite(target)
-        agree = (pair_signs(measure) * pair_signs(target))[self._i, self._j].astype(np.float64)
-        return agree, there[self._i] & there[self._j]
 
-    def _changes(self, there: Array) -> Iterator[tuple[int, tuple[str, str], Array]]:
-        for number, axis in enumerate(self.axes):
-            mine = (self._axis == number) & there
-            a, b = self._table[self._i, number], self._table[self._j, number]
-            low, high = np.minimum(a, b), np.maximum(a, b)
-            for one, two in np.unique(np.stack([low[mine], high[mine]], -1), axis=0):
-                change = (str(self._values[axis][one]), str(self._values[axis][two]))
-                yield number, change, mine & (low == one) & (high == two)
+class _Pairs:
+    """Pairs that differ in one axis alone: in which group each is, and which change it makes."""
+
+    def __init__(self, i: Array, j: Array, table: Array, number: int, values: Sequence[str]) -> None:
+        self.i, self.j = i, j
+        rest = np.delete(table[i], number, axis=1)
+        self.group = np.unique(rest, axis=0, return_inverse=True)[1].reshape(-1) if rest.size else np.zeros_like(i)
+        ends = np.sort(np.stack([table[i, number], table[j, number]], -1), axis=1)
+        kinds, self.change = np.unique(ends[:, 0] * len(values) + ends[:, 1], return_inverse=True)
+        self.changes = [(values[k // len(values)], values[k % len(values)]) for k in kinds]
+
+    def agreement(self, measure: Array, target: Array) -> tuple[Array, Array]:
+        """+1, -1 or 0 (a tie) for each pair, and which pairs have all four numbers."""
+        with np.errstate(invalid="ignore"):
+            agree = np.sign(measure[self.i] - measure[self.j]) * np.sign(target[self.i] - target[self.j])
+        return agree, np.isfinite(agree)
 
 
 def _codes(values: Sequence[Any]) -> tuple[list[str], Array]:
@@ -146,18 +151,6 @@ def _codes(values: Sequence[Any]) -> tuple[list[str], Array]:
 
     order = {k: n for n, k in enumerate(sorted({key(v) for v in values}))}
     return [k[2] for k in order], np.array([order[key(v)] for v in values], dtype=int)
-
-
-def _group_means(agree: Array, rest: Array) -> Array:
-    """Mean agreement in each group of pairs with the same other hyperparameters."""
-    if not len(agree):
-        return np.empty(0)
-    _, group = (
-        np.unique(rest, axis=0, return_inverse=True) if rest.shape[1] else (None, np.zeros(len(agree), dtype=int))
-    )
-    group = group.reshape(-1)
-    means: Array = np.bincount(group, agree) / np.bincount(group)
-    return means
 
 
 def noise_weights(differences: Array, examples: int | None) -> Array:

@@ -47,7 +47,9 @@ class Interval:
 
     def __str__(self) -> str:
         """A short form for tables."""
-        return "unknown" if math.isnan(self.value) else f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        if math.isnan(self.value):
+            return "unknown"
+        return f"{self.value:.2f}" + ("" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
 
 
 class Resamples:
