@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from spiritlevel.core.registry import Registry
-from spiritlevel.study.plan import Plan, perform
+from spiritlevel.study.plan import Plan, Work, perform
 from spiritlevel.study.processes import in_processes
 from spiritlevel.study.session import Session
 from spiritlevel.study.units import Done, Task
@@ -28,11 +28,11 @@ ENGINES: Registry[Engine] = Registry("engine")
 def serial(plan: Plan, session: Session, tasks: Sequence[Task]) -> Iterator[Done]:
     """One checkpoint after the other, in this process."""
     before = torch.get_num_threads()
-    jobs = plan.jobs(session)
+    work = Work.of(plan, session)
     try:
         torch.set_num_threads(plan.config.threads or before)
         for task in tasks:
-            yield from perform(plan, session, jobs, task)
+            yield from perform(work, task)
     finally:
         torch.set_num_threads(before)
 

@@ -34,6 +34,10 @@ class Job(ABC):
     def columns(self) -> tuple[Column, ...]:
         """What it makes, in the order of the table."""
 
+    def ladder(self) -> tuple[Measure, tuple[float, ...]] | None:
+        """The measure behind it with all its radii, where there is one."""
+        return None
+
     @abstractmethod
     def outcomes(self, bench: Bench, wanted: Collection[str]) -> Iterator[tuple[str, Outcome]]:
         """The wanted outcomes by settings hash. Failures are outcomes too."""
@@ -52,6 +56,9 @@ class _MeasureJob(Job):
     measure: Measure
     radii: tuple[float, ...]
     settings: Mapping[str, Any]
+
+    def ladder(self) -> tuple[Measure, tuple[float, ...]]:
+        return self.measure, self.radii
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -151,7 +158,10 @@ class _NormJob(Job):
 
 
 def measured(bench: Bench, measure: Measure, radii: tuple[float, ...]) -> list[Measurement]:
-    """A measure of the study at the given radii, one measurement for each."""
+    """A measure of the study at the given radii, from small to large, one measurement for each."""
+    ahead = bench.measured.get(measure.name)
+    if ahead is not None:
+        return ahead[: max(len(radii), 1)]
     seed = bench.session.config.seed if measure.seed is None else measure.seed
     torch.manual_seed(seed)  # for models and losses that draw from torch's own generator
     space = measure.space

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from spiritlevel.study.ahead import Ahead
 from spiritlevel.study.config import StudyConfig
 from spiritlevel.study.jobs import Job, jobs_of
 from spiritlevel.study.members import Checkpoint
 from spiritlevel.study.session import Session
 from spiritlevel.study.units import Done, Outcome, Task
 
-__all__ = ["Plan", "perform"]
+__all__ = ["Plan", "Work", "perform"]
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,39 @@ class Plan:
         return jobs_of(session, self.radii)
 
 
-def perform(plan: Plan, session: Session, jobs: tuple[Job, ...], task: Task) -> Iterator[Done]:
+@dataclass(frozen=True)
+class Work:
+    """What a process has at hand: a plan, the data, what is to do with each checkpoint, and what is known ahead."""
+
+    plan: Plan
+    session: Session
+    jobs: tuple[Job, ...]
+    ahead: Ahead
+
+    @classmethod
+    def of(cls, plan: Plan, session: Session) -> Work:
+        """Ready to `perform`."""
+        jobs = plan.jobs(session)
+        measures = [ladder for job in jobs if (ladder := job.ladder()) is not None]
+        return cls(plan, session, jobs, Ahead(session, plan.zoo, plan.architecture, measures))
+
+
+def perform(work: Work, task: Task) -> Iterator[Done]:
     """Do what is wanted of one checkpoint, job by job; whatever fails is an outcome, never an exception."""
+    plan, session = work.plan, work.session
     checkpoint = plan.zoo[task.checkpoint]
     digest = checkpoint.digest()
     try:
         bench = session.load(checkpoint)
         bench.check(plan.architecture)
+        known = work.ahead.of(checkpoint.name, digest, bench)
+        if known is not None:
+            bench.know(known.scores, known.measured)
     except Exception as error:  # a file may be missing, damaged or of another kind; a builder may do anything
         failed = Outcome.failed(error)
         yield Done(checkpoint.name, digest, dict.fromkeys(sorted(task.keys), failed))
         return
-    for job in jobs:
+    for job in work.jobs:
         wanted = {c.key for c in job.columns} & task.keys
         if wanted:
             yield Done(checkpoint.name, digest, dict(job.outcomes(bench, wanted)))

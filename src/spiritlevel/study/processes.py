@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from spiritlevel.errors import ArgumentError, SpiritlevelError
-from spiritlevel.study.plan import Plan, perform
+from spiritlevel.study.plan import Plan, Work, perform
 from spiritlevel.study.session import Session
 from spiritlevel.study.units import Done, Outcome, Task
 
@@ -117,14 +117,13 @@ def _work(pipe: Connection, order: bytes) -> None:
     plan, threads = _unpacked(order)
     torch.set_num_threads(threads)
     try:
-        session = plan.open()
-        jobs = plan.jobs(session)
+        work = Work.of(plan, plan.open())
     except SpiritlevelError as error:
         pipe.send(error)
         return
     while True:
         task = pipe.recv()
-        for done in perform(plan, session, jobs, task):
+        for done in perform(work, task):
             pipe.send(done)
         pipe.send(None)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from spiritlevel.core.batches import tensors_in
 from spiritlevel.core.evaluation import measurable
 from spiritlevel.core.losses import IGNORED, logits_of, targets_of
+from spiritlevel.core.results import Measurement
 from spiritlevel.core.tensors import all_finite, norm
 from spiritlevel.errors import ArgumentError, CheckpointError, DataError
 from spiritlevel.problem import Problem
@@ -65,7 +66,7 @@ class Session:
         self.sets: dict[str, Iterable[Any]] = {TRAIN: self._load("train", config.data.train)}
         self.sets |= {name: self._load(f"tests.{name}", source) for name, source in config.data.tests.items()}
         self.sets[MEASURED] = self._measured()
-        self._loss = _loss(config)
+        self.loss = _loss(config)
 
     def _load(self, key: str, source: Any) -> Iterable[Any]:
         if isinstance(source, Path) or (isinstance(source, str) and not is_reference(source)):
@@ -95,7 +96,7 @@ class Session:
         return Problem(
             model,
             batches,
-            self._loss,
+            self.loss,
             normalize_logits=config.loss.normalize_logits,
             micro_batch=config.batches.micro,
         )
@@ -112,10 +113,14 @@ class Bench:
     Args:
         session: the data, loss and device.
         model: the network.
+
+    Attributes:
+        measured: what is known before its turn, for each measure by name at rising radii (see `Ahead`).
     """
 
     def __init__(self, session: Session, model: nn.Module) -> None:
         self.session, self.model = session, model
+        self.measured: dict[str, list[Measurement]] = {}
         self._scores: dict[str, Scores] = {}
 
     @cached_property
@@ -146,6 +151,11 @@ class Bench:
     def norm(self) -> float:
         """The Euclidean norm of all parameters."""
         return math.sqrt(math.fsum(norm(w) ** 2 for w in measurable(self.model).values()))
+
+    def know(self, scores: Mapping[str, Scores], measured: Mapping[str, list[Measurement]]) -> None:
+        """Take over numbers that were found ahead."""
+        self._scores |= scores
+        self.measured |= measured
 
     def scores(self, name: str) -> Scores:
         """Loss and errors on one set; one pass, the first time."""
