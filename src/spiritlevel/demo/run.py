@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +30,7 @@ from spiritlevel.symmetry import find_symmetries
 __all__ = ["run_demo"]
 
 FEWEST = 8  # ours: below, a tau says nothing at all
+_NEEDED = ("sklearn.datasets", "transformers", "yaml", "matplotlib")
 _EVERY = 20.0  # seconds between lines where there is no terminal for a bar
 _ORBIT = "orbit_check"  # where the report looks for it
 
@@ -83,7 +86,8 @@ def run_demo(
     Returns:
         Everything that was found, as plain data.
     """
-    optional("sklearn.datasets"), optional("transformers"), optional("yaml"), optional("matplotlib")
+    for package in _NEEDED:
+        optional(package)
     settings = Settings() if settings is None else settings
     recipes = [replace(r, seed=r.seed + seed) for r in recipes]
     study = study_of(seed)
@@ -91,7 +95,7 @@ def run_demo(
     members = _train(console, folder, recipes, settings, workers, show_progress)
     _measure(console, folder, study, members, workers, show_progress)
     orbit = _orbit(console, folder, members, seed)
-    result, written = _report(console, folder, Path(out) if out is not None else folder / "report", settings, members)
+    result, written = _report(console, folder, Path(out) if out is not None else folder / "report", settings)
     return {
         "folder": str(folder),
         "seed": seed,
@@ -112,31 +116,27 @@ def _train(
     show: bool | None,
 ) -> list[Member]:
     shared = workers or cores()
-    where = f"{shared} {'process' if shared == 1 else 'processes'}; kept in {folder}"
-    console.print(
-        f"[bold]1. A zoo.[/bold] {len(recipes)} small vision transformers on scikit-learn's digits; optimiser, "
-        "learning rate, weight decay,\n   augmentation, label noise and seed differ. Each is trained until its loss on "
-        f"{CLEAN} clean training digits is {settings.level:g}\n   ({where}) ...",
-        highlight=False,
-        soft_wrap=True,
+    _head(
+        console,
+        "1. A zoo",
+        f"{len(recipes)} small vision transformers on scikit-learn's digits. Optimiser, learning rate, weight decay, "
+        f"augmentation, label noise and seed differ; each is trained until its loss on {CLEAN} clean training digits "
+        f"is {settings.level:g} ({shared} {'process' if shared == 1 else 'processes'}).",
     )
-    say, done = _Lines(console, len(recipes)), 0
+    say, done = _Lines(console), 0
 
     def told(member: Member) -> None:
         nonlocal done
         done += 1
-        say(done, f"{member.name}: {member.steps} steps")
+        say(f"{done} trained; the last, {member.name}, in {member.steps} steps")
 
     found = make_zoo(folder, recipes, settings, workers=workers, show_progress=show, on_done=told)
     zoo, out = [m for m in found if m.reached], [m for m in found if not m.reached]
-    console.print(f"   {len(zoo)} networks are in the zoo.", highlight=False)
+    _text(console, f"{len(zoo)} networks are in the zoo: {folder / 'zoo'}")
     if out:
-        console.print(
-            f"   {len(out)} are left out: their loss was still above {settings.level:g} after {settings.limit} steps:",
-            highlight=False,
-        )
-        for m in out:
-            console.print(f"     {m.name} ({m.loss:.3f})", style="dim", highlight=False)
+        names = ", ".join(f"{m.name} ({m.loss:.3f})" for m in out)
+        rule = f"their loss was still above {settings.level:g} after {settings.limit} steps"
+        _text(console, f"{len(out)} are left out, because {rule}: {names}.")
     if len(zoo) < FEWEST:
         raise ModelError(
             f"expected at least {FEWEST} networks that reach a training loss of {settings.level:g}, got {len(zoo)} of "
@@ -148,22 +148,21 @@ def _train(
 def _measure(
     console: Console, folder: Path, study: dict[str, Any], members: Sequence[Member], workers: int | None, show: Any
 ) -> None:
-    console.print(
-        f"\n[bold]2. Flatness.[/bold] Geodesic, adaptive and Euclidean sharpness of each on these {CLEAN} digits, and "
-        f"errors on\n   {len(plain()[1])} test digits as they are, {', '.join(n for n in SHIFTS if n != 'test')} ...",
-        highlight=False,
-        soft_wrap=True,
+    shifts = ", ".join(n for n in SHIFTS if n != "test")
+    _head(
+        console,
+        "2. Flatness",
+        f"Geodesic, adaptive and Euclidean sharpness of each on these {CLEAN} digits, and its errors on "
+        f"{len(plain()[1])} test digits: as they are, {shifts}.",
     )
     config, content = folder / "study.yaml", {**study, "workers": workers} if workers else study
     config.write_text(optional("yaml").safe_dump(content, sort_keys=False), encoding="utf-8")
-    say = _Lines(console, None)
-    table = run_study(config, show_progress=show, on_done=lambda pace: say(pace.done, f"of {pace.total} units; {pace}"))
+    say, engine = _Lines(console), "serial" if workers == 1 else None
+    table = run_study(config, engine=engine, show_progress=show, on_done=lambda pace: say(str(pace)))
     for name, column, error in table.failures[:5]:
         console.print(f"   {name}, {column}: {error}", style="red", highlight=False, markup=False)
     with Store(folder / "study.db", write=True) as store:
-        rule = (
-            "trained until the clean training loss is at the level; left out where it is not after the limit of steps"
-        )
+        rule = "trained until the clean training loss is at the level; left out where that takes too many steps"
         store.set_fact("training", {"rule": rule, "left out": [m.__dict__ for m in members if not m.reached]})
 
 
@@ -180,49 +179,45 @@ def _orbit(console: Console, folder: Path, members: Sequence[Member], seed: int)
             known = store.facts()["_orbit"]
     invariance = Invariance(known["checkpoint"], known["drift"], tuple(known["rows"]))
     blocks = find_symmetries(model)
-    console.print(
-        "\n[bold]3. Why geodesic?[/bold] A network uses queries and keys, values and outputs only through their "
-        f"products: of the {blocks.total:,} weights of\n   {first}, {blocks.dimension:,} directions change nothing. "
-        "Here every head is multiplied by a random invertible matrix\n   (condition number 100) that leaves the "
-        f"function as it is; outputs change by at most {invariance.drift:.0e}:",
-        highlight=False,
-        soft_wrap=True,
+    _head(
+        console,
+        "3. Why geodesic?",
+        "A network uses queries and keys, values and outputs only through their products: of the "
+        f"{blocks.total:,} weights of {first}, {blocks.dimension:,} directions change nothing. Here every head is "
+        "multiplied by a random invertible matrix (condition number 100) that leaves the function as it is: outputs "
+        f"change by at most {invariance.drift:.0e}. Only geodesic sharpness says the same before and after.",
     )
     console.print(invariance)
     return invariance
 
 
-def _report(
-    console: Console, folder: Path, out: Path, settings: Settings, members: Sequence[Member]
-) -> tuple[StudyReport, list[Path]]:
+def _report(console: Console, folder: Path, out: Path, settings: Settings) -> tuple[StudyReport, list[Path]]:
     with Store(folder / "study.db") as store:
         table = store.table()
-    result = report(
-        table, title=f"{len(table)} vision transformers on digits, all with training loss {settings.level:g}"
-    )
-    console.print(
-        "\n[bold]4. Does flatness tell which networks generalise?[/bold] Kendall's tau-b of each measure with the gap "
-        "between test and\n   training error, on each test set: 1 where they put the networks in the same order, -1 in "
-        "the opposite one.\n   Bold: the 95 % bootstrap interval does not include 0.",
-        highlight=False,
-        soft_wrap=True,
+    title = f"{len(table)} vision transformers on digits, all with training loss {settings.level:g}"
+    result = report(table, title=title)
+    _head(
+        console,
+        "4. Does flatness tell which networks generalise?",
+        "Kendall's tau-b of each measure with the gap between test and training error, on each test set: 1 where both "
+        "put the networks in the same order, -1 where in the opposite one. Bold: its 95 % bootstrap interval does not "
+        "include 0. The last two rows are no measures of flatness, but what such a measure must beat.",
     )
     console.print(_taus(result))
     for finding in result.findings:
         if finding.target in ("", "test_gap") and finding.kind in ("result", "warning"):
-            console.print(Text(f"   {finding.kind}: {finding.text}"), soft_wrap=False)
+            _text(console, f"{finding.kind}: {finding.text}")
     written = result.write(out)
-    page = next(p for p in written if p.suffix == ".html")
-    console.print(
-        f"\nThe report, with figures, all test sets and all warnings: {page}", highlight=False, soft_wrap=True
-    )
-    console.print(
-        f"These numbers again, from the stored measurements: spiritlevel report {folder / 'study.db'}\n"
-        f"The table behind them: spiritlevel study export {folder / 'study.db'} table.csv\n"
-        "A study of your own checkpoints: spiritlevel study init",
-        highlight=False,
-        soft_wrap=True,
-    )
+    kept = folder / "study.db"
+    _head(console, "5. The report", "with figures, all test sets and all warnings, and how to go on:")
+    for what, line in {
+        "the page": next(p for p in written if p.suffix == ".html"),
+        "these statistics again, from the store": f"spiritlevel report {kept}",
+        "every number of the store as a table": f"spiritlevel study export {kept} table.csv",
+        "everything again": "spiritlevel demo --fresh",
+        "a study of your own checkpoints": "spiritlevel study init",
+    }.items():
+        console.print(f"   {what}: [bold]{escape(str(line))}[/bold]", highlight=False, soft_wrap=True)
     return result, written
 
 
@@ -240,15 +235,23 @@ def _taus(result: StudyReport) -> Table:
     return table
 
 
+def _head(console: Console, title: str, text: str) -> None:
+    console.print()
+    console.print(Text(title, style="bold"))
+    _text(console, text)
+
+
+def _text(console: Console, text: str) -> None:
+    console.print(Padding(Text(text), (0, 0, 0, 3)))
+
+
 class _Lines:
     """A line now and then where there is no terminal to draw a bar on."""
 
-    def __init__(self, console: Console, total: int | None) -> None:
-        self._console, self._total, self._said = console, total, time.monotonic()
+    def __init__(self, console: Console) -> None:
+        self._console, self._said = console, time.monotonic()
 
-    def __call__(self, done: int, words: str) -> None:
-        if sys.stderr.isatty() or time.monotonic() - self._said < _EVERY:
-            return
-        self._said = time.monotonic()
-        of = "" if self._total is None else f" of {self._total}"
-        self._console.print(f"   {done}{of} {words}", style="dim", highlight=False, markup=False)
+    def __call__(self, words: str) -> None:
+        if not sys.stderr.isatty() and time.monotonic() - self._said > _EVERY:
+            self._said = time.monotonic()
+            self._console.print(f"   {words}", style="dim", highlight=False, markup=False)
