@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from spiritlevel.demo.recipes import Recipe
 from spiritlevel.demo.training import Settings
@@ -26,10 +25,13 @@ def cache_home() -> Path:
     return Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
 
 
-def cache_folder(recipes: Sequence[Recipe], settings: Settings, study: dict[str, Any]) -> Path:
-    """A folder of its own for everything that fixes the numbers: recipes, settings, the study, library versions."""
+def cache_folder(recipes: Sequence[Recipe], settings: Settings) -> Path:
+    """A folder of its own for everything that fixes the networks: recipes, settings, library versions.
+
+    Measurements need no key here: in the store each has that of its own settings.
+    """
     packages = {p: version(p) for p in ("torch", "transformers", "scikit-learn", "scipy")}
-    content = [_FORMAT, [r.to_dict() for r in recipes], settings.to_dict(), study, packages]
+    content = [_FORMAT, [r.to_dict() for r in recipes], settings.to_dict(), packages]
     key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     return cache_home() / "spiritlevel" / f"demo-{key}"
 
