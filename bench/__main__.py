@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,26 @@ from rich.table import Table
 
 import spiritlevel as sl
 from bench import costs
+from bench.ensemble import ensemble
 from bench.solvers import QUOTIENT_RADII, solvers
 from spiritlevel.demo import digits, train
 
-_COSTS = {"steps": costs.steps, "memory": costs.memory, "setup": costs.setup, "certificate": costs.certificate}
+_COSTS = {
+    "steps": costs.steps,
+    "memory": costs.memory,
+    "setup": costs.setup,
+    "certificate": costs.certificate,
+    "ensemble": ensemble,
+}
 
 
 def main() -> None:
     """Run all benchmarks, print tables, write JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--only", choices=["steps", "memory", "setup", "certificate", "solvers"], action="append")
+    parser.add_argument("--json", type=Path, help="also write the results here; those of other benchmarks stay")
+    parser.add_argument("--only", choices=[*_COSTS, "solvers"], action="append")
     chosen = parser.parse_args()
-    wanted = chosen.only or ["memory", "steps", "setup", "certificate", "solvers"]
+    wanted = chosen.only or [*_COSTS, "solvers"]
     torch.set_num_threads(1)
     console = Console()
     results: dict[str, Any] = {
@@ -46,20 +54,27 @@ def main() -> None:
             results[name] = _COSTS[name]()
             console.print(_table(name, results[name]))
     if chosen.json:
-        chosen.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        before = json.loads(chosen.json.read_text(encoding="utf-8")) if chosen.json.is_file() else {}
+        chosen.json.write_text(json.dumps(before | results, indent=2) + "\n", encoding="utf-8")
         console.print(f"written to {chosen.json}")
 
 
 def _table(name: str, found: dict[str, Any]) -> Table:
     """Plain numbers in two columns."""
     table = Table("what", "number", title=name, title_justify="left")
-    for key, value in found.items():
-        if key == "all ratios":
-            continue
-        for inner, number in value.items() if isinstance(value, dict) else [("", value)]:
-            shown = f"{number:.3f}" if isinstance(number, float) else str(number)
-            table.add_row(f"{key} {inner}".strip(), shown)
+    for key, number in _rows(found):
+        table.add_row(key, f"{number:.3g}" if isinstance(number, float) else str(number))
     return table
+
+
+def _rows(found: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Numbers with the path that leads to them."""
+    for key, value in found.items():
+        path = f"{above} {key}".strip()
+        if isinstance(value, dict):
+            yield from _rows(value, path)
+        elif key != "all ratios" and "all ratios" not in above:
+            yield path, value
 
 
 if __name__ == "__main__":
