@@ -16,6 +16,7 @@ from importlib.resources import files
 
 from spiritlevel.core.results import plain
 from spiritlevel.study.report.markup import cell, chance, ends, section, sortable
+from spiritlevel.study.report.orbit import orbit_checks
 from spiritlevel.study.report.payload import embedded, payload
 from spiritlevel.study.statistics.analysis import Analysis, Relation
 from spiritlevel.study.statistics.findings import Finding
@@ -206,13 +207,12 @@ def _environments(analysis: Analysis) -> str:
 
 
 def _orbit(table: StudyTable) -> str:
-    checks = table.facts.get("orbit_check", ())
+    checks = orbit_checks(table)
     if not checks:
         return ""
     rows = [
-        f'<tr><th scope="row">{escape(str(o["measure"]))}</th><td class="words">{escape(str(o["checkpoint"]))}</td>'
-        f"{cell(float(o['before']), '.4g')}{cell(float(o['after']), '.4g')}"
-        f"{cell(float(o['after']) / float(o['before']) if float(o['before']) else float('nan'), '.4g')}</tr>"
+        f'<tr><th scope="row">{escape(o.measure)}</th><td class="words">{escape(o.checkpoint)}</td>'
+        f"{cell(o.before, '.4g')}{cell(o.after, '.4g')}{cell(o.ratio, '.4g')}</tr>"
         for o in checks
     ]
     heads = ("measure", "which checkpoint", "before", "after", "ratio")
