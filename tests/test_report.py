@@ -161,7 +161,7 @@ def test_the_command_takes_measures_and_refuses_unknown_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write_table(made_up(12), tmp_path / "t.csv"))
-    assert main(["report", path, "--measure", "geodesic@0.05,adaptive@0.1", "--resamples", "100", "--json"]) == 0
+    assert main(["report", path, "--measure", "geodesic@0.05", "adaptive@0.1", "--resamples", "100", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["measures"] == ["geodesic@0.05", "adaptive@0.1"]
     assert main(["report", path, "--measure", "none"]) == 2
