@@ -12,6 +12,7 @@ HOSTILE = (
     '<img src=x onerror="window.broken=1">',
     "</script><script>window.broken=2</script>",
     "\"'><svg onload=window.broken=3>",
+    "<!-- <script x",  # inside a script element this keeps the next end tag from ending it
     "{{7*7}}${7*7}`window.broken=4`",
     "a\u2028b\u202e $x^2$ & 漢字 é",
 )

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from spiritlevel.cli import main
-from spiritlevel.errors import ArgumentError
+from spiritlevel.errors import ArgumentError, DataError
 from spiritlevel.study.exchange import write_table
 from spiritlevel.study.report import report, write_figures
 from spiritlevel.study.report.figures import draw
@@ -161,7 +161,7 @@ def test_the_command_takes_measures_and_refuses_unknown_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write_table(made_up(12), tmp_path / "t.csv"))
-    assert main(["report", path, "--measure", "geodesic@0.05,adaptive@0.1", "--resamples", "100", "--json"]) == 0
+    assert main(["report", path, "--measure", "geodesic@0.05", "adaptive@0.1", "--resamples", "100", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["measures"] == ["geodesic@0.05", "adaptive@0.1"]
     assert main(["report", path, "--measure", "none"]) == 2
@@ -169,6 +169,15 @@ def test_the_command_takes_measures_and_refuses_unknown_ones(
     assert main(["report", path, "--figures", "gif", "--resamples", "100", "--out", str(tmp_path / "o")]) == 2
     assert main(["report", str(tmp_path / "no.csv")]) == 1
     assert "got nothing at" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_an_orbit_check_that_cannot_be_read_says_so() -> None:
+    table = made_up(12)
+    for bad in ([{"measure": "m"}], 3, [{"measure": "m", "checkpoint": "c", "before": "x", "after": 1}]):
+        with pytest.raises(
+            DataError, match="expected the fact orbit_check to be a list of measure, checkpoint, before"
+        ):
+            report(replace(table, facts={"orbit_check": bad}), QUICK).page()
 
 
 def test_places_that_cannot_be_written_are_errors(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def _belongs(option: str, arg: str) -> bool:
     """Whether a further argument is one more value of a list option."""
     known = {"--measure": set(MEASURES), "--kinds": {"all", *KINDS}}
     if option in known:
-        return all(part in known[option] for part in arg.split(","))
+        return all(part.partition("@")[0] in known[option] for part in arg.split(","))  # geodesic@0.1 in a study
     try:
         [float(part) for part in arg.split(",")]
     except ValueError:

@@ -11,6 +11,7 @@ import numpy as np
 
 from spiritlevel.core.drawing import COLOURS, GREY, panel, panels
 from spiritlevel.errors import ArgumentError
+from spiritlevel.study.report.orbit import OrbitCheck, orbit_checks
 from spiritlevel.study.report.payload import forest_order
 from spiritlevel.study.statistics.analysis import NORM, Analysis, Relation
 from spiritlevel.study.statistics.radii import families
@@ -35,8 +36,8 @@ def draw(table: StudyTable, analysis: Analysis) -> dict[str, Figure]:
         out["radii"] = radius_curves(table, analysis)
     if any(m in table.per_batch for m in analysis.measures):
         out["batches"] = batches(table, analysis)
-    if table.facts.get("orbit_check"):
-        out["invariance"] = orbit(table)
+    if checks := orbit_checks(table):
+        out["invariance"] = orbit(checks)
     return out
 
 
@@ -158,15 +159,13 @@ def batches(table: StudyTable, analysis: Analysis) -> Figure:
     return figure
 
 
-def orbit(table: StudyTable) -> Figure:
+def orbit(checks: Sequence[OrbitCheck]) -> Figure:
     """Each measure after an orbit move over before: 1 is invariant."""
-    checks = table.facts["orbit_check"]
-    names = list(dict.fromkeys(str(o["measure"]) for o in checks))[::-1]
+    names = list(dict.fromkeys(o.measure for o in checks))[::-1]
     figure, axis = panel(7, 1.2 + 0.45 * len(names))
     axis.axvline(1, color=GREY, linewidth=0.8, linestyle=":")
     for place, name in enumerate(names):
-        pairs = [(float(o["before"]), float(o["after"])) for o in checks if o["measure"] == name]
-        ratios = [after / before for before, after in pairs if before > 0 and after > 0]
+        ratios = [o.ratio for o in checks if o.measure == name and math.isfinite(o.ratio)]
         axis.plot(ratios, [place] * len(ratios), "o", alpha=0.7, color=COLOURS[(len(names) - 1 - place) % len(COLOURS)])
     axis.set(xscale="log", xlabel="after the orbit move / before (1 is invariant)", ylim=(-0.6, len(names) - 0.4))
     low, high = axis.get_xlim()

@@ -15,22 +15,15 @@ from html import escape
 from importlib.resources import files
 
 from spiritlevel.core.results import plain
+from spiritlevel.study.report.markup import cell, chance, ends, section, sortable
+from spiritlevel.study.report.orbit import orbit_checks
 from spiritlevel.study.report.payload import embedded, payload
 from spiritlevel.study.statistics.analysis import Analysis, Relation
 from spiritlevel.study.statistics.findings import Finding
-from spiritlevel.study.statistics.resamples import Interval
 from spiritlevel.study.table import StudyTable
 
 __all__ = ["study_page"]
 
-_WORDS = (
-    "target",
-    "along",
-    "worst change",
-    "why",
-    "measurement",
-    "which checkpoint",
-)  # columns that are read from the left
 _SCRIPTS = ("tools.js", "plots.js", "tables.js", "start.js")
 _SAY = {"result": "Result.", "warning": "Careful.", "note": "Note."}
 
@@ -80,19 +73,14 @@ def _top(table: StudyTable, analysis: Analysis, title: str) -> str:
 
 
 def _sections(table: StudyTable, analysis: Analysis, found: Sequence[Finding]) -> Iterable[str]:
-    yield _section("said", "What the study says", _findings(found))
-    yield _section("taus", "All taus", _forest(analysis) + _taus(analysis))
-    yield _section("pairs", "Measure by measure", _pairs(table, analysis))
-    yield _section("matched", "Along each hyperparameter", _matched(analysis))
+    yield section("said", "What the study says", _findings(found))
+    yield section("taus", "All taus", _forest(analysis) + _taus(analysis))
+    yield section("pairs", "Measure by measure", _pairs(table, analysis))
+    yield section("matched", "Along each hyperparameter", _matched(analysis))
     yield _orbit(table)
-    yield _section("list", "Checkpoints", _checkpoints())
+    yield section("list", "Checkpoints", _checkpoints())
     yield _failures(table)
-    yield _section("how", "How it was computed", _how(table, analysis))
-
-
-def _section(name: str, title: str, body: str) -> str:
-    head = f'<h2 id="{name}-title">{escape(title)}</h2>'
-    return f'<section id="{name}" aria-labelledby="{name}-title">{head}{body}</section>\n'
+    yield section("how", "How it was computed", _how(table, analysis))
 
 
 def _findings(found: Sequence[Finding]) -> str:
@@ -124,45 +112,18 @@ def _taus(analysis: Analysis) -> str:
     for r in (r for t in analysis.targets for r in analysis.of(t)):
         cells = [
             f'<th scope="row">{escape(r.measure)}</th>', f'<td class="words">{escape(r.target)}</td>',
-            _cell(r.tau.value), _ends(r.tau), _cell(r.tau_a), _chance(r.p), _chance(r.p_family),
-            _cell(r.training), _cell(r.partial.value, weak=_fades(r)), _ends(r.partial), _cell(r.first, ".0%"),
-            _cell(r.count, "d"),
+            cell(r.tau.value), ends(r.tau), cell(r.tau_a), chance(r.p), chance(r.p_family),
+            cell(r.training), cell(r.partial.value, weak=_fades(r)), ends(r.partial), cell(r.first, ".0%"),
+            cell(r.count, "d"),
         ]  # fmt: skip
         rows.append(f"<tr{' class=baseline' if r.baseline else ''}>{''.join(cells)}</tr>")
-    numbers = _table(heads, rows, "Taus of all measures and targets")
+    numbers = sortable(heads, rows, "Taus of all measures and targets")
     return f"<details open><summary>The numbers</summary>{numbers}</details>"
 
 
 def _fades(r: Relation) -> bool:
     """Whether a tau that stands does not stand given training loss and norm."""
     return r.tau.excludes_zero and not r.partial.excludes_zero
-
-
-def _cell(value: float, form: str = ".2f", weak: bool = False) -> str:
-    if value != value:
-        return '<td data-v="">–</td>'
-    mark = ' class="weak" title="its interval includes 0"' if weak else ""
-    return f'<td data-v="{value:.6g}"{mark}>{escape(format(value, form).replace("-", "−"))}</td>'
-
-
-def _chance(p: float) -> str:
-    return _cell(p, ".2g") if not p < 1e-4 else f'<td data-v="{p:.6g}">&lt; 0.0001</td>'
-
-
-def _ends(tau: Interval) -> str:
-    if tau.low != tau.low:
-        return '<td data-v="">–</td>'
-    return f'<td data-v="{tau.low:.6g}">{tau.low:.2f} to {tau.high:.2f}</td>'.replace("-", "−").replace(
-        "data−v", "data-v"
-    )
-
-
-def _table(heads: Sequence[str], rows: Sequence[str], caption: str) -> str:
-    titles = "".join(f'<th scope="col"{" class=words" if h in _WORDS else ""}>{escape(h)}</th>' for h in heads)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table class="sortable">'
-        f"<thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
 
 
 def _pairs(table: StudyTable, analysis: Analysis) -> str:
@@ -195,17 +156,17 @@ def _agreement(analysis: Analysis) -> str:
     for a in analysis.agreement:
         tau, low, high = a.least
         radii = ", ".join(f"{r:g}" for r in a.radii)
-        rows.append(f'<tr><th scope="row">{escape(a.measure)}</th><td>{radii}</td>{_cell(tau)}'
+        rows.append(f'<tr><th scope="row">{escape(a.measure)}</th><td>{radii}</td>{cell(tau)}'
                     f"<td>{low:g} and {high:g}</td></tr>")  # fmt: skip
     heads = ("measure", "radii", "least tau between two radii", "between")
-    return _table(heads, rows, "Agreement between radii") if rows else ""
+    return sortable(heads, rows, "Agreement between radii") if rows else ""
 
 
 def _matched(analysis: Analysis) -> str:
     heads = ("measure", "target", "along", "tau", "interval", "groups", "pairs")
     rows = [
         f'<tr><th scope="row">{escape(m)}</th><td class="words">{escape(t)}</td><td class="words">{escape(g.axis)}</td>'
-        f"{_cell(g.tau.value)}{_ends(g.tau)}{_cell(g.groups, 'd')}{_cell(g.pairs, 'd')}</tr>"
+        f"{cell(g.tau.value)}{ends(g.tau)}{cell(g.groups, 'd')}{cell(g.pairs, 'd')}</tr>"
         for (m, t), found in analysis.granulated.items()
         for g in found
         if g.groups
@@ -214,7 +175,7 @@ def _matched(analysis: Analysis) -> str:
         '<p class="hint">Tau among checkpoints that differ in one hyperparameter only, averaged over groups (Jiang et '
         "al. 2020). A measure that only tells large from small learning rates does well above and badly here.</p>"
     )
-    first = words + _table(heads, rows, "Granulated tau") if rows else (
+    first = words + sortable(heads, rows, "Granulated tau") if rows else (
         "<p>No two checkpoints differ in a single hyperparameter, so nothing can be said here.</p>"
     )  # fmt: skip
     return first + _environments(analysis)
@@ -231,8 +192,8 @@ def _environments(analysis: Analysis) -> str:
             rows.append(
                 f'<tr><th scope="row">{escape(m)}</th><td class="words">{escape(t)}</td>'
                 f'<td class="words">{escape(worst)}</td>'
-                f"{_cell(kept[-1].sign_error if kept else float('nan'))}{_cell(middle)}{_cell(len(kept), 'd')}"
-                f"{_cell(len(found), 'd')}</tr>"
+                f"{cell(kept[-1].sign_error if kept else float('nan'))}{cell(middle)}{cell(len(kept), 'd')}"
+                f"{cell(len(found), 'd')}</tr>"
             )
     if not rows:
         return ""
@@ -242,17 +203,16 @@ def _environments(analysis: Analysis) -> str:
         "changes with fewer than 12 effective pairs are left out (Dziugaite et al. 2020). What counts is the worst "
         "change.</p>"
     )
-    return words + _table(heads, rows, "Sign error by change of one hyperparameter")
+    return words + sortable(heads, rows, "Sign error by change of one hyperparameter")
 
 
 def _orbit(table: StudyTable) -> str:
-    checks = table.facts.get("orbit_check", ())
+    checks = orbit_checks(table)
     if not checks:
         return ""
     rows = [
-        f'<tr><th scope="row">{escape(str(o["measure"]))}</th><td class="words">{escape(str(o["checkpoint"]))}</td>'
-        f"{_cell(float(o['before']), '.4g')}{_cell(float(o['after']), '.4g')}"
-        f"{_cell(float(o['after']) / float(o['before']) if float(o['before']) else float('nan'), '.4g')}</tr>"
+        f'<tr><th scope="row">{escape(o.measure)}</th><td class="words">{escape(o.checkpoint)}</td>'
+        f"{cell(o.before, '.4g')}{cell(o.after, '.4g')}{cell(o.ratio, '.4g')}</tr>"
         for o in checks
     ]
     heads = ("measure", "which checkpoint", "before", "after", "ratio")
@@ -260,9 +220,9 @@ def _orbit(table: StudyTable) -> str:
         '<p class="hint">The same function written with other weights: a random move along the orbit of the '
         "symmetries. A measure of the function does not change.</p>"
         f'<figure><div id="orbit"></div></figure><details><summary>The numbers</summary>'
-        f"{_table(heads, rows, 'Before and after the orbit move')}</details>"
+        f"{sortable(heads, rows, 'Before and after the orbit move')}</details>"
     )
-    return _section("invariance", "Invariance check", body)
+    return section("invariance", "Invariance check", body)
 
 
 def _checkpoints() -> str:
@@ -282,8 +242,8 @@ def _failures(table: StudyTable) -> str:
         return ""
     rows = [f'<tr><th scope="row">{escape(c)}</th><td class="words">{escape(m)}</td>'
             f'<td class="words">{escape(why)}</td></tr>' for c, m, why in table.failures]  # fmt: skip
-    return _section(
-        "failed", "What could not be measured", _table(("checkpoint", "measurement", "why"), rows, "Failures")
+    return section(
+        "failed", "What could not be measured", sortable(("checkpoint", "measurement", "why"), rows, "Failures")
     )
 
 

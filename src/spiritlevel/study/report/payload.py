@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from spiritlevel.study.report.orbit import orbit_checks
 from spiritlevel.study.statistics.analysis import NORM, TRAINING, Analysis, Relation
 from spiritlevel.study.statistics.radii import families
 from spiritlevel.study.statistics.resamples import Interval
@@ -38,7 +40,7 @@ def payload(table: StudyTable, analysis: Analysis) -> dict[str, Any]:
         "relations": [_relation(r) for r in analysis.relations],
         "families": {n: rows for n, rows in families(dict.fromkeys(analysis.measures)).items() if len(rows) > 1},
         "batches": {m: [_spread(row) for row in rows] for m, rows in table.per_batch.items() if m in measures},
-        "orbit": [_check(o) for o in table.facts.get("orbit_check", ())],
+        "orbit": [asdict(o) | {"before": _number(o.before), "after": _number(o.after)} for o in orbit_checks(table)],
     }
 
 
@@ -89,8 +91,3 @@ def _spread(row: Sequence[float]) -> list[float | None] | None:
     """Least, first and third quartile, largest."""
     finite = [v for v in row if math.isfinite(v)]
     return _numbers(np.quantile(finite, [0, 0.25, 0.75, 1])) if finite else None
-
-
-def _check(row: Any) -> dict[str, Any]:
-    return {"measure": str(row["measure"]), "checkpoint": str(row["checkpoint"]),
-            "before": _number(float(row["before"])), "after": _number(float(row["after"]))}  # fmt: skip

@@ -33,15 +33,17 @@ function forest() {
         svg("path", { d: `M${x(r.training)} ${y - 9}v10`, stroke: "var(--soft)", "stroke-width": 2 }));
     });
     const summary = D.targets.map((t) => [t, relation(m, t)]).filter(([, r]) => r)
-      .map(([t, r]) => `${t}: tau ${spread(r.tau)}, given ${D.given || "nothing"} ${spread(r.partial)}, with training loss ${fixed(r.training)}`);
+      .map(([t, r]) => `${t}: tau ${spread(r.tau)}, given ${D.given || "nothing"} ${spread(r.partial)}, `
+        + `with training loss ${fixed(r.training)}`);
     row.setAttribute("aria-label", `${m}. ${summary.join(". ")}`);
     row.addEventListener("pointermove", (event) => tell([m, ...summary], event));
     row.addEventListener("pointerleave", (event) => tell(null, event));
     if (!base) {
       const choose = () => { state.measure = m; byId("measure").value = m; redraw(); };
       row.addEventListener("click", choose);
-      row.addEventListener("keydown", (event) => { if (event.key === "Enter"
-        || event.key === " ") { event.preventDefault(); choose(); } });
+      row.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(); }
+      });
     }
     chart.append(row);
   });
@@ -81,7 +83,8 @@ function scatter() {
   byId("log").disabled = !can; byId("log").checked = log;
   const chart = svg("svg", { class: "chart", viewBox: `0 0 ${W} ${H}`, tabindex: 0, role: "group",
     id: "scatter-chart",
-    "aria-label": `${state.target} against ${state.measure}, one point for each checkpoint; arrow keys go through them` });
+    "aria-label": `${state.target} against ${state.measure}, one point for each checkpoint; `
+      + "arrow keys go through them" });
   const points = [], r = relation(state.measure, state.target);
   if (high >= low && extent(ys)[0] <= extent(ys)[1]) {
     const x = scale(low, high, BOX.left, BOX.right, log), y = scale(...extent(ys), BOX.bottom, BOX.top, false),
@@ -110,8 +113,10 @@ function scatter() {
   chart.addEventListener("keydown", (event) => { if (event.key === "Enter") pick(); });
   byId("scatter").replaceChildren(chart);
   byId("scatter-words").textContent = !r ? "" :
-    `Kendall's tau-b ${spread(r.tau)} (tau-a ${fixed(r.a)}, ${r.count.toLocaleString("en")} checkpoints, p ${chance(r.p)}, ${chance(r.pf)} after correction). ` +
-    `With training loss ${fixed(r.training)}; ${D.given ? `given ${D.given} ${spread(r.partial)}` : "no confounder known"}.`;
+    `Kendall's tau-b ${spread(r.tau)} (tau-a ${fixed(r.a)}, ${r.count.toLocaleString("en")} checkpoints, `
+    + `p ${chance(r.p)}, ${chance(r.pf)} after correction). ` +
+    `With training loss ${fixed(r.training)}; `
+    + `${D.given ? `given ${D.given} ${spread(r.partial)}` : "no confounder known"}.`;
 }
 
 // radius curves
@@ -191,7 +196,8 @@ function batches() {
   x.ticks = x.ticks.filter((v) => v >= 1 && v === Math.round(v));
   axes(chart, x, y, box, "checkpoints, from small to large", log ? `${state.measure} (log scale)` : state.measure);
   const c = colourOf(state.measure), wide = Math.max(1, Math.min(8, (box.right - box.left) / order.length * 0.6));
-  const path = (a, b) => order.map((i, k) => `M${x(k + 1).toFixed(1)} ${y(rows[i][a]).toFixed(1)}V${y(rows[i][b]).toFixed(1)}`).join("");
+  const at = (v) => v.toFixed(1);
+  const path = (a, b) => order.map((i, k) => `M${at(x(k + 1))} ${at(y(rows[i][a]))}V${at(y(rows[i][b]))}`).join("");
   chart.append(svg("path", { d: path(0, 3), stroke: c, "stroke-width": Math.min(1.2, wide),
     "stroke-opacity": 0.55 }),
     svg("path", { d: path(1, 2), stroke: c, "stroke-width": wide, "stroke-opacity": 0.5 }));

@@ -70,7 +70,10 @@ function filter() {
   clearTimeout(filter.later);
   filter.later = setTimeout(redraw, 120);
 }
-const count = () => { byId("count").textContent = `${state.shown ? state.shown.size : D.names.length} of ${D.names.length} checkpoints`; };
+const count = () => {
+  const shown = state.shown ? state.shown.size : D.names.length;
+  byId("count").textContent = `${shown} of ${D.names.length} checkpoints`;
+};
 function select(i, scroll) {
   const old = state.on;
   state.on = i === old ? -1 : i;

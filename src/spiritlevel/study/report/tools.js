@@ -78,7 +78,8 @@ function tell(lines, event) {
   tip.hidden = false;
   const { width, height } = tip.getBoundingClientRect();
   tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 8))}px`;
-  tip.style.top = `${event.clientY + 18 + height > innerHeight ? Math.max(4, event.clientY - height - 12) : event.clientY + 18}px`;
+  const below = event.clientY + 18;
+  tip.style.top = `${below + height > innerHeight ? Math.max(4, event.clientY - height - 12) : below}px`;
 }
 const words = (i) => [D.names[i],
   `${state.measure}: ${show(D.complexity[state.measure][i])}`, `${state.target}: ${show(D.gen[state.target][i])}`,
