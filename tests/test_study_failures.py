@@ -123,6 +123,15 @@ def test_errors_that_cannot_be_counted(tmp_path: Path) -> None:
     assert run_study(config).failures == ()
 
 
+def test_a_set_without_targets(tmp_path: Path) -> None:
+    write_zoo(tmp_path, 1)
+    config = settings(tmp_path, measures=["gradient-norm"])
+    config["data"]["tests"] = {"none": {"x": torch.zeros(2, 3), "y": torch.tensor([-100, -100])}}
+    failures = run_study(config).failures
+    assert [f[1] for f in failures] == ["none_loss", "none_error", "none_gap"]
+    assert "expected at least one target that is not ignored, got none" in failures[0][2]
+
+
 def diverging(output: torch.Tensor, batch: Any) -> torch.Tensor:
     return output.sum() * torch.inf
 
