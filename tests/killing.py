@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ Before = Callable[[], None]
 
 def forked(work: Callable[[], object]) -> int:
     """Do it in a child; its process id. The child never comes back into the tests."""
-    child = os.fork()
+    with warnings.catch_warnings(action="ignore"):  # later Pythons warn of pytest's own threads; the child has none
+        child = os.fork()
     if child:
         return child
     code = 1

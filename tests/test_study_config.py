@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 
 import spiritlevel as sl
 from spiritlevel.cli import main
-from spiritlevel.errors import ArgumentError, ConfigError
+from spiritlevel.errors import ArgumentError, ConfigError, MissingDependencyError
 from spiritlevel.study import Data, GeometrySettings, Measure, RadiusRule, StudyConfig, Zoo, read_config, run_study
 from spiritlevel.study.config import config_of
 from spiritlevel.study.members import find_checkpoints
@@ -101,6 +102,12 @@ def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(ConfigError, match=r"in UTF-8, but .*bytes\.yaml cannot be read"):
         read_config(tmp_path / "bytes.yaml")
+
+
+def test_without_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(MissingDependencyError, match=r"'pyyaml' for a study: pip install 'spiritlevel\[study\]'"):
+        read_config(write(tmp_path, GOOD))
 
 
 def test_what_is_wrong_later_has_its_line_too(tmp_path: Path) -> None:

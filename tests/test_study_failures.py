@@ -22,6 +22,7 @@ from spiritlevel.errors import ArgumentError, ConfigError, DataError, LossError,
 from spiritlevel.measures import MEASURES
 from spiritlevel.study import Store, run_study
 from spiritlevel.study.lock import only_writer
+from spiritlevel.study.members import Checkpoint
 from spiritlevel.study.session import Session
 from spiritlevel.study.units import Column, Done, Outcome
 from zoos import network, other_network, settings, weights, write_zoo
@@ -122,6 +123,15 @@ def test_errors_that_cannot_be_counted(tmp_path: Path) -> None:
     assert run_study(config).failures == ()
 
 
+def test_a_set_without_targets(tmp_path: Path) -> None:
+    write_zoo(tmp_path, 1)
+    config = settings(tmp_path, measures=["gradient-norm"])
+    config["data"]["tests"] = {"none": {"x": torch.zeros(2, 3), "y": torch.tensor([-100, -100])}}
+    failures = run_study(config).failures
+    assert [f[1] for f in failures] == ["none_loss", "none_error", "none_gap"]
+    assert "expected at least one target that is not ignored, got none" in failures[0][2]
+
+
 def diverging(output: torch.Tensor, batch: Any) -> torch.Tensor:
     return output.sum() * torch.inf
 
@@ -139,7 +149,7 @@ def test_changed_weights_are_measured_anew_and_touched_ones_are_not(
     """Kills: numbers of weights that are not there any more; a copy of the zoo that costs a study."""
     write_zoo(tmp_path)
     before = run_study(settings(tmp_path))
-    os.utime(tmp_path / "runs" / "run-0.safetensors", (1, 1))
+    os.utime(tmp_path / "runs" / "run-1.safetensors", (1, 1))
     save_file(weights(99), tmp_path / "runs" / "run-2.safetensors")
     loaded, load = [], Session.load
     monkeypatch.setattr(Session, "load", lambda self, c: (loaded.append(c.name), load(self, c))[1])
@@ -147,6 +157,10 @@ def test_changed_weights_are_measured_anew_and_touched_ones_are_not(
     assert loaded == ["run-2"]
     changed = before.gen["train_loss"] != after.gen["train_loss"]
     assert changed.tolist() == [False, False, True, False]
+    read, digest = [], Checkpoint.digest
+    monkeypatch.setattr(Checkpoint, "digest", lambda self: (read.append(self.name), digest(self))[1])
+    run_study(settings(tmp_path))
+    assert read == ["run-0"]  # the one whose architecture counts; the others' files are as they were
 
 
 def test_changed_settings_add_rows_and_lose_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from killing import alive, children, ended, exported, forked, killed_after, killed_in_transaction, rows
 from spiritlevel.study import run_study
-from zoos import settings, write_vits, write_zoo
+from zoos import network, settings, write_vits, write_zoo
 
 
 def test_killed_around_a_commit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,14 +88,22 @@ def test_thirty_random_kills_of_a_study_as_large_as_the_demonstration(
     assert done == 30
 
 
-def test_killed_with_its_processes(tmp_path: Path) -> None:
-    """Kills: workers that outlive their study, and write or compute on."""
+def sleeper() -> nn.Module:
+    time.sleep(float(os.environ.get("SPIRITLEVEL_TEST_SLEEP", "0")))
+    return network()
+
+
+def test_killed_with_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kills: workers that outlive their study, in the middle of long work, and write or compute on."""
     write_zoo(tmp_path)
-    run_study(settings(tmp_path, store=str(tmp_path / "whole.db")))
-    config = settings(tmp_path, engine="processes", workers=2)
+    config = settings(tmp_path, engine="processes", workers=2, measures=["gradient-norm"])
+    first = {f"run-{i}": str(tmp_path / "runs" / f"run-{i}.safetensors") for i in range(3)}
+    config["zoo"]["checkpoints"] = {**first, "run-3": sleeper}
+    run_study({**config, "store": str(tmp_path / "whole.db")}, engine="serial")
+    monkeypatch.setenv("SPIRITLEVEL_TEST_SLEEP", "100")
     store = tmp_path / "study.db"
     child = forked(lambda: run_study(config))
-    while not rows(store):
+    while len({checkpoint for checkpoint, _ in rows(store)}) < 3:
         assert time.sleep(0.02) is None
     workers = children(child)
     os.kill(child, signal.SIGKILL)
@@ -104,6 +113,7 @@ def test_killed_with_its_processes(tmp_path: Path) -> None:
     while any(alive(w) for w in workers):
         assert time.monotonic() < until
         time.sleep(0.02)
+    monkeypatch.delenv("SPIRITLEVEL_TEST_SLEEP")
     run_study(config)
     assert exported(store) == exported(tmp_path / "whole.db")
 

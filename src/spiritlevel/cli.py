@@ -129,7 +129,7 @@ def measure(
         typer.Option(help="One or more radii, as in --rho 0.05 0.1 0.2. Default: the measure's grid."),
     ] = None,
     geometry: Annotated[
-        str, typer.Option(help="For measures that leave it open: quotient, elementwise or euclidean.")
+        str, typer.Option(help="For worst-case, average-case, gradient-norm: quotient, elementwise or euclidean.")
     ] = "quotient",
     metric: Annotated[_Metric, typer.Option(help="Metric of the quotient.")] = _Metric.inverse_gram,
     curve: Annotated[_Curve, typer.Option(help="Curves of the quotient.")] = _Curve.exact,

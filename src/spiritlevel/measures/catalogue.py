@@ -10,7 +10,6 @@ from spiritlevel.core.results import Measurement
 from spiritlevel.geometry import Elementwise, Euclidean, Geometry, Quotient
 from spiritlevel.measures.average_case import average_case
 from spiritlevel.measures.gradient_norm import gradient_norm
-from spiritlevel.measures.hessian import hessian_eigenvalues, hessian_trace, renyi_sharpness
 from spiritlevel.measures.shortcuts import adaptive_sharpness
 from spiritlevel.measures.worst_case import worst_case
 from spiritlevel.problem import Problem
@@ -28,7 +27,7 @@ class Options:
         geometry: for measures that leave it open; by default the quotient.
         quotient: the quotient geometry, for the measures that have it in their name.
         solver: for worst cases.
-        samples: for averages and traces.
+        samples: for averages.
         seed: for everything random.
     """
 
@@ -89,19 +88,6 @@ def _gradient_norm(problem: Problem, options: Options) -> list[Measurement]:
     return [gradient_norm(problem, options.geometry or options.quotient)]
 
 
-def _trace(problem: Problem, options: Options) -> list[Measurement]:
-    geometry = options.geometry or options.quotient
-    return [hessian_trace(problem, geometry, samples=options.samples, seed=options.seed)]
-
-
-def _top_eigenvalue(problem: Problem, options: Options) -> list[Measurement]:
-    return [hessian_eigenvalues(problem, options.geometry or options.quotient, seed=options.seed)]
-
-
-def _renyi(problem: Problem, options: Options) -> list[Measurement]:
-    return [renyi_sharpness(problem, options.geometry or options.quotient, seed=options.seed)]
-
-
 def _default_radii(geometry: Geometry) -> tuple[float, ...]:
     if isinstance(geometry, Elementwise):
         return _ADAPTIVE
@@ -115,8 +101,5 @@ for _name, _measure in {
     "worst-case": NamedMeasure("largest rise in a ball of --geometry", _worst_case, _GEODESIC),
     "average-case": NamedMeasure("mean rise at Gaussian points of --geometry", _average_case, (0.1,)),
     "gradient-norm": NamedMeasure("length of the gradient in --geometry", _gradient_norm),
-    "hessian-trace": NamedMeasure("sum of all curvatures in --geometry", _trace),
-    "hessian-top": NamedMeasure("largest curvature in --geometry", _top_eigenvalue),
-    "renyi": NamedMeasure("Rényi entropy of the curvatures in --geometry, layer by layer", _renyi),
 }.items():
     MEASURES.register(_name)(_measure)

@@ -122,7 +122,7 @@ class Measure(Settings):
         rho: the radii, or a `RadiusRule`; by default the measure's own grid.
         solver: for worst cases.
         steps: most gradient evaluations for each batch and radius.
-        samples: for averages and traces.
+        samples: for averages.
         seed: by default the study's.
     """
 
