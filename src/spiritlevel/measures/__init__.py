@@ -2,13 +2,16 @@
 
 from spiritlevel.measures.average_case import average_case
 from spiritlevel.measures.catalogue import MEASURES, NamedMeasure, Options
+from spiritlevel.measures.curvature_catalogue import CURVATURE
 from spiritlevel.measures.gradient_norm import gradient_norm
 from spiritlevel.measures.hessian import (
+    CurvatureOptions,
     Density,
     Eigenvalues,
     HessianDiagonal,
     HessianOperator,
     LayeredMeasurement,
+    PerLayer,
     RenyiSharpness,
     by_block,
     effective_dimension,
@@ -26,7 +29,9 @@ from spiritlevel.measures.shortcuts import adaptive_sharpness, geodesic_sharpnes
 from spiritlevel.measures.worst_case import worst_case
 
 __all__ = [
+    "CURVATURE",
     "MEASURES",
+    "CurvatureOptions",
     "Density",
     "Eigenvalues",
     "HessianDiagonal",
@@ -34,6 +39,7 @@ __all__ = [
     "LayeredMeasurement",
     "NamedMeasure",
     "Options",
+    "PerLayer",
     "RenyiSharpness",
     "adaptive_sharpness",
     "average_case",

@@ -117,6 +117,8 @@ def extreme_eigenpairs(
 ) -> Eigenpairs:
     """Thick-restart Lanczos, stopped when every wanted value is known to ``tolerance`` relative to the largest.
 
+    A value that occurs several times is found once: one Krylov space holds one vector of it.
+
     Args:
         apply: product with the matrix.
         start: where the Krylov space begins; it should have a part in every direction.

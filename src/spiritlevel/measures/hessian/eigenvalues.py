@@ -45,6 +45,11 @@ class Eigenvalues(LayeredMeasurement):
         """Plain data, ready for JSON; without the vectors."""
         return {**super().to_dict(), "eigenvalues": list(self.eigenvalues), "residuals": list(self.residuals)}
 
+    @property
+    def drawable(self) -> bool:
+        """Whether there is a figure of it."""
+        return True
+
     def figure(self) -> Figure:
         """Eigenvalues by layer, or by rank where no layers were asked for."""
         from spiritlevel.measures.hessian.figures import eigenvalue_figure
@@ -81,8 +86,8 @@ def hessian_eigenvalues(
         which: ``top`` (largest), ``bottom`` (smallest) or ``magnitude``.
         tolerance: wanted relative error.
         products: most products for each matrix.
-        per_layer: also those of each layer's diagonal block, by a run for each; a function of the layer's name joins layers
-            to groups (`by_block`).
+        per_layer: also those of each layer's diagonal block, by a run for each; a function of the layer's name joins
+            layers to groups (`by_block`).
         matrix: ``hessian``, ``gauss_newton``, ``fisher`` or ``empirical_fisher``.
         engine: ``reverse``, or ``forward`` where memory is short.
         over: all data, or the mean over batches.

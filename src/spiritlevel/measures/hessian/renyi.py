@@ -47,6 +47,11 @@ class RenyiSharpness(LayeredMeasurement):
         """Plain data, ready for JSON."""
         return {**super().to_dict(), "curve": self.curve, "curves": self.curves}
 
+    @property
+    def drawable(self) -> bool:
+        """Whether there is a figure of it."""
+        return True
+
     def figure(self) -> Figure:
         """Sharpness over the order, one line for each layer."""
         from spiritlevel.measures.hessian.figures import renyi_figure

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.table import Table
@@ -21,6 +21,9 @@ from spiritlevel.measures.common import Over, base_settings
 from spiritlevel.measures.hessian.operator import Group, HessianOperator, PerLayer, groups_of, hessian_operator
 from spiritlevel.problem import Matrix, Problem
 from spiritlevel.problem.curvature import Engine
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Found", "How", "Layer", "LayeredMeasurement", "Run", "check_counts", "directions", "signs"]
 
@@ -57,6 +60,17 @@ class LayeredMeasurement(Measurement):
     """
 
     layers: tuple[Layer, ...] = ()
+
+    @property
+    def drawable(self) -> bool:
+        """Whether there is a figure of it."""
+        return bool(self.layers)
+
+    def figure(self) -> Figure:
+        """One bar for each layer."""
+        from spiritlevel.measures.hessian.figures import layer_figure
+
+        return layer_figure(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

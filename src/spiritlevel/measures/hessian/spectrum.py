@@ -52,6 +52,11 @@ class Density(LayeredMeasurement):
         own = {k: list(getattr(self, k)) for k in ("grid", "density", "density_error")}
         return {**super().to_dict(), **own, "width": self.width, "probes": probes}
 
+    @property
+    def drawable(self) -> bool:
+        """Whether there is a figure of it."""
+        return True
+
     def figure(self) -> Figure:
         """The density on a logarithmic scale, with its error."""
         from spiritlevel.measures.hessian.figures import density_figure

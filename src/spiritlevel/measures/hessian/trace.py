@@ -41,8 +41,8 @@ def hessian_trace(
     """The trace of the Riemannian Hessian on the horizontal space: average curvature times dimension.
 
     Each estimator stops when its standard error is below ``tolerance`` times the value (never by a change of the
-    running mean, which stops by chance), or after ``samples`` products. ``hutchinson`` is the mean of ``v.Hv`` over random
-    signs; ``hutch++`` and ``xtrace`` have smaller errors where few eigenvalues carry the trace, and keep as many
+    running mean, which stops by chance), or after ``samples`` products. ``hutchinson`` is the mean of ``v.Hv`` over
+    random signs; ``hutch++`` and ``xtrace`` have smaller errors where few eigenvalues carry the trace, and keep as many
     vectors of the size of the weights as they make products.
 
     Invariant under whatever the geometry is invariant under. Costs one gradient and about two for each product.
@@ -70,7 +70,7 @@ def hessian_trace(
     how = How(matrix, engine, over, seed, seconds, show_progress)
     run = Run("Hessian trace", problem, geometry, how, samples, per_layer)
     estimator = _ESTIMATORS[method]
-    run.measure(lambda o, s: estimator(run, o, s, samples, tolerance), split=method != "hutchinson")
+    run.measure(lambda o, s: estimator(run, o, s, samples, float(tolerance)), split=method != "hutchinson")
     return run.result({}, {"method": method, "samples": samples, "tolerance": tolerance})
 
 
@@ -152,7 +152,7 @@ def hessian_norm(
         e = hutchinson(
             operator.apply,
             signs(operator, seed),
-            tolerance=2 * tolerance,  # of the square
+            tolerance=2.0 * tolerance,  # of the square
             samples=samples,
             block=run.block,
             reduce=lambda _, hv: (dot(hv, hv),),
