@@ -156,7 +156,9 @@ def _take_out_flat_layers(run: Run) -> list[str]:
 
 def _assembled(run: Run, alpha: float, signed: bool, flat: list[str], own: dict[str, Any]) -> RenyiSharpness:
     """Values, curves and errors from the quadratures, for each layer or for the whole matrix."""
-    spectra = [{n: x.detail for n, x in f.layers.items()} or {"all": f.detail} for f in run.found]
+    eps = _ROUNDING * torch.finfo(run.chart.dtype).eps
+    details = [{n: x.detail for n, x in f.layers.items()} or {"all": f.detail} for f in run.found]
+    spectra = [{n: _cleaned(q, eps) for n, q in each.items()} for each in details]
     names = [n for n in spectra[0] if all(n in s for s in spectra)]
     orders = sorted({*_CURVE, alpha})
     curves = {n: {a: fmean(renyi_of(s[n], a, signed) for s in spectra) for a in orders} for n in names}
@@ -183,6 +185,12 @@ def _root_of_squares(errors: Sequence[float | None]) -> float | None:
     """Standard error of a mean of independent estimates; None where one has none."""
     known = [e for e in errors if e is not None]
     return math.sqrt(sum(e * e for e in known)) / len(errors) if len(known) == len(errors) else None
+
+
+def _cleaned(q: Quadrature, eps: float) -> Quadrature:
+    """Nodes that are nothing but rounding put to 0: a small order would make much of them."""
+    floor = eps * max(map(abs, q.extremes))
+    return replace(q, nodes=tuple(np.where(np.abs(x) > floor, x, 0.0) for x in q.nodes))
 
 
 def _jackknife(q: Quadrature, alpha: float, signed: bool) -> float | None:
