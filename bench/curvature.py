@@ -1,8 +1,9 @@
 """What curvature costs in gradients, beside curvlinops and PyHessian: CPU seconds of one thread, interleaved, one run.
 
 The peers are those of ``peers.txt``. A gradient is timed before and after each task, and a task counts in the mean of
-the two. Memory is that of torch's tensors at their most (of a short run, where a long one holds no more). Set-up (checks, self-check, symmetries, graph) is in every task of ours; for the peers construction is, with
-their own check of determinism switched off.
+the two. Memory is that of torch's tensors at their most (of a short run, where a long one holds no more). Set-up
+(checks, self-check, symmetries, graph) is in every task of ours; for the peers construction is, with their own check of
+determinism switched off.
 """
 
 from __future__ import annotations
