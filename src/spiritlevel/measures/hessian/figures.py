@@ -42,7 +42,7 @@ def density_figure(result: Density) -> Figure:
     axes.set_ylim(bottom=floor)
     axes.set_xlabel("eigenvalue")
     axes.set_ylabel("density")
-    axes.set_title(_title(result), loc="left", fontsize=9)
+    _entitle(figure, result)
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -56,14 +56,15 @@ def eigenvalue_figure(result: Eigenvalues) -> Figure:
         axes.set_xlabel("rank")
         axes.set_ylabel("eigenvalue ± residual")
         axes.set_xticks(ranks)
-        axes.set_title(_title(result), loc="left", fontsize=9)
+        _entitle(figure, result)
         return figure
     figure = layer_figure(result)
     (axes,) = figure.axes
     for row, x in enumerate(result.layers):
         more = x.details.get("eigenvalues", [])[1:]
         axes.plot(more, np.full(len(more), row), "|", color=ORANGE, ms=8)
-    axes.set_xlabel("eigenvalue of the layer's diagonal block")
+    further = " (marks: further ones)" if any(len(x.details.get("eigenvalues", [])) > 1 for x in result.layers) else ""
+    axes.set_xlabel(f"eigenvalue of the layer's diagonal block{further}")
     return figure
 
 
@@ -78,12 +79,14 @@ def layer_figure(result: LayeredMeasurement) -> Figure:
     axes.set_yticks(rows, [_shortened(x.name) for x in result.layers], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(f"{result.name} of the layer's diagonal block")
-    axes.set_title(_title(result), loc="left", fontsize=9)
+    _entitle(figure, result)
     return figure
 
 
-def _title(result: LayeredMeasurement) -> str:
-    return f"{result.name}: {result.settings.get('geometry', '')}"
+def _entitle(figure: Figure, result: LayeredMeasurement) -> None:
+    """Name and geometry above everything, from the left edge: axes with long labels are narrow."""
+    text = f"{result.name}\n{result.settings.get('geometry', '')}"
+    figure.suptitle(text, x=0.01, ha="left", fontsize=8)
 
 
 def renyi_figure(result: RenyiSharpness) -> Figure:
@@ -98,7 +101,7 @@ def renyi_figure(result: RenyiSharpness) -> Figure:
     axes.plot([alpha], [result.value], "o", color=ORANGE, label=f"order {alpha:g}")
     axes.set_xlabel("order α")
     axes.set_ylabel("Rényi sharpness")
-    axes.set_title(_title(result), loc="left", fontsize=9)
+    _entitle(figure, result)
     axes.legend(frameon=False, fontsize=8)
     return figure
 
