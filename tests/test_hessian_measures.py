@@ -75,11 +75,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., LayeredMeasurement], Callable[[Tensor],
         lambda x: float(x.mean()),
     ),
     "log-determinant": (
-        lambda p, g, **k: sl.hessian_logdet(p, g, damping=DAMPING, absolute=True, steps=8, probes=24, **k),
+        lambda p, g, **k: sl.hessian_logdet(p, g, damping=DAMPING, absolute=True, steps=14, probes=16, **k),
         lambda x: float((x.abs() + DAMPING).log().sum()),
     ),
     "effective dimension": (
-        lambda p, g, **k: sl.effective_dimension(p, g, damping=DAMPING, steps=8, probes=24, **k),
+        lambda p, g, **k: sl.effective_dimension(p, g, damping=DAMPING, steps=14, probes=16, **k),
         lambda x: float((x.abs() / (x.abs() + DAMPING)).sum()),
     ),
     "renyi": (
