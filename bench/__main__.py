@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,19 @@ def main() -> None:
 def _table(name: str, found: dict[str, Any]) -> Table:
     """Plain numbers in two columns."""
     table = Table("what", "number", title=name, title_justify="left")
-    for key, value in found.items():
-        if key == "all ratios":
-            continue
-        for inner, number in value.items() if isinstance(value, dict) else [("", value)]:
-            shown = f"{number:.3f}" if isinstance(number, float) else str(number)
-            table.add_row(f"{key} {inner}".strip(), shown)
+    for key, number in _rows(found):
+        table.add_row(key, f"{number:.3f}" if isinstance(number, float) else str(number))
     return table
+
+
+def _rows(found: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Numbers with the path that leads to them."""
+    for key, value in found.items():
+        path = f"{above} {key}".strip()
+        if isinstance(value, dict):
+            yield from _rows(value, path)
+        elif key != "all ratios" and "all ratios" not in above:
+            yield path, value
 
 
 if __name__ == "__main__":
