@@ -323,7 +323,7 @@ def test_renyi_over_orders_and_its_convergence() -> None:
         assert m.curve[order] == pytest.approx(renyi(values, order), rel=0.15)
     settled = m.stats["change in the last third of the steps"]
     rough = sl.renyi_sharpness(problem, sl.Euclidean(), 0.25, per_layer=False, steps=4, probes=10)
-    assert rough.stats["change in the last third of the steps"] > 10 * settled
+    assert rough.stats["change in the last third of the steps"] > 2 * settled
     assert m.stats["smallest possible"] == pytest.approx(-math.log(len(a)))
     signed = sl.renyi_sharpness(problem, sl.Euclidean(), 2.0, per_layer=False, signed_trace=True, steps=15, probes=24)
     expected = -math.log(float(values.square().sum() / values.sum() ** 2)) / (1 - 2.0)
