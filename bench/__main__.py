@@ -15,6 +15,7 @@ from rich.table import Table
 
 import spiritlevel as sl
 from bench import costs
+from bench.curvature import curvature
 from bench.ensemble import ensemble
 from bench.solvers import QUOTIENT_RADII, solvers
 from spiritlevel.demo import digits, train
@@ -24,6 +25,7 @@ _COSTS = {
     "memory": costs.memory,
     "setup": costs.setup,
     "certificate": costs.certificate,
+    "curvature": curvature,
     "ensemble": ensemble,
 }
 

@@ -192,3 +192,56 @@ def test_labels_the_model_does_not_have(
     np.savez(tmp_path / "wrong.npz", x=np.zeros((2, 1, 4, 4), dtype=np.float32), y=np.array([0, 7]))
     assert main(["measure", files[0], "--data", str(tmp_path / "wrong.npz"), "--rho", "0.1"]) == 1
     assert "labels from 0 to 2" in " ".join(capsys.readouterr().err.split())
+
+
+def test_curvature_measures_with_options_and_figures(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The issue's own command line. Kills: an option that does not arrive."""
+    checkpoint, data = files
+    line = ["measure", checkpoint, "--data", data, "--measure", "hessian-trace,hessian-top,density,renyi", "--json"]
+    line += ["--vectors", "12", "--tolerance", "0.001", "--lanczos-steps", "4", "--probes", "2", "--alpha", "0.5"]
+    line += ["--eigenvalues", "2", "--per", "block", "--matrix", "gauss_newton", "--figures", str(tmp_path / "new")]
+    assert main(line) == 0
+    found = {m["measure"]: m for m in json.loads(capsys.readouterr().out)["measurements"]}
+    assert list(found) == ["hessian-trace", "hessian-top", "density", "renyi"]
+    assert all(m["settings"]["matrix"] == "gauss_newton" for m in found.values())
+    assert all("Quotient" in m["settings"]["geometry"] and m["layers"] for m in found.values())
+    assert found["hessian-trace"]["settings"]["samples"] == 12
+    assert len(found["hessian-top"]["eigenvalues"]) == 2
+    assert found["density"]["stats"]["products"] == 4 * 2 * (1 + len(found["density"]["layers"]))
+    assert found["renyi"]["settings"]["alpha"] == 0.5
+    with np.load(data) as content:
+        batch = (torch.from_numpy(content["x"]), torch.from_numpy(content["y"]))
+    problem = sl.Problem(tiny_vit().eval(), [batch])
+    top = sl.hessian_eigenvalues(problem, sl.Quotient(), 2, tolerance=0.001, matrix="gauss_newton")
+    assert found["hessian-top"]["eigenvalues"] == pytest.approx(top.eigenvalues, rel=1e-4)
+    written = sorted(p.name for p in (tmp_path / "new").iterdir())
+    assert written == ["density.png", "hessian-top.png", "hessian-trace.png", "renyi.png"]
+    assert all((tmp_path / "new" / n).stat().st_size > 5000 for n in written)
+
+
+def test_every_curvature_measure_has_a_name_and_prints(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    checkpoint, data = files
+    names = list(sl.measures.CURVATURE)
+    line = ["measure", checkpoint, "--data", data, "--measure", ",".join(names), "--vectors", "4", "--seconds", "60"]
+    line += ["--lanczos-steps", "3", "--probes", "2", "--geometry", "euclidean", "--figures", str(tmp_path)]
+    assert main(line) == 0
+    text = capsys.readouterr().out
+    assert "Rényi sharpness" in text
+    assert "wrote" in text
+    assert not (tmp_path / "hessian-trace.png").exists()  # one number: nothing to draw
+
+
+def test_curvature_options_out_of_range(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    checkpoint, data = files
+    line = ["measure", checkpoint, "--data", data, "--measure"]
+    assert main([*line, "renyi", "--alpha", "1"]) == 2
+    assert "order alpha" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main([*line, "density", "--lanczos-steps", "2", "--figures", str(tmp_path / "file")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

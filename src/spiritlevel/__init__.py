@@ -29,6 +29,7 @@ from spiritlevel.geometry import Diagonal, Elementwise, Euclidean, Quotient
 from spiritlevel.measures import (
     adaptive_sharpness,
     average_case,
+    by_block,
     effective_dimension,
     geodesic_sharpness,
     gradient_norm,
@@ -73,6 +74,7 @@ __all__ = [
     "Translation",
     "adaptive_sharpness",
     "average_case",
+    "by_block",
     "effective_dimension",
     "find_symmetries",
     "geodesic_sharpness",

@@ -21,7 +21,7 @@ from spiritlevel.demo import run_demo
 from spiritlevel.errors import ArgumentError, SpiritlevelError
 from spiritlevel.experiments import EXPERIMENTS
 from spiritlevel.geometry import GEOMETRIES, Elementwise, Euclidean, Geometry, Quotient
-from spiritlevel.measures import MEASURES, Options
+from spiritlevel.measures import MEASURES, CurvatureOptions, LayeredMeasurement, Options, PerLayer, by_block
 from spiritlevel.problem import Problem
 from spiritlevel.solvers import SOLVERS
 from spiritlevel.study import Store, StudyTable, load_checkpoint, load_data
@@ -87,10 +87,37 @@ class _Metric(StrEnum):
     cross_gram = "cross_gram"
 
 
+class _Matrix(StrEnum):
+    hessian = "hessian"
+    gauss_newton = "gauss_newton"
+    fisher = "fisher"
+    empirical_fisher = "empirical_fisher"
+
+
+class _Per(StrEnum):
+    whole = "whole"
+    layer = "layer"
+    block = "block"
+
+
+class _Estimator(StrEnum):
+    hutchinson = "hutchinson"
+    hutch_pp = "hutch++"
+    xtrace = "xtrace"
+
+
 class _Curve(StrEnum):
     exact = "exact"
     second_order = "second_order"
     first_order = "first_order"
+
+
+_LAYERS: dict[str, PerLayer] = {"whole": False, "layer": True, "block": by_block}
+
+
+def _curved(text: str, least: float | None = None) -> Any:
+    """An option that only measures of curvature take."""
+    return typer.Option(help=text, min=least, rich_help_panel="Curvature")
 
 
 _Checkpoint = Annotated[
@@ -129,7 +156,7 @@ def measure(
         typer.Option(help="One or more radii, as in --rho 0.05 0.1 0.2. Default: the measure's grid."),
     ] = None,
     geometry: Annotated[
-        str, typer.Option(help="For worst-case, average-case, gradient-norm: quotient, elementwise or euclidean.")
+        str, typer.Option(help="For measures without a geometry in their name: quotient, elementwise or euclidean.")
     ] = "quotient",
     metric: Annotated[_Metric, typer.Option(help="Metric of the quotient.")] = _Metric.inverse_gram,
     curve: Annotated[_Curve, typer.Option(help="Curves of the quotient.")] = _Curve.exact,
@@ -141,6 +168,18 @@ def measure(
     micro_batch: Annotated[int | None, typer.Option(min=1, help="Most examples in one pass, to save memory.")] = None,
     normalize_logits: Annotated[bool, typer.Option(help="Centre logits and divide them by their norm.")] = False,
     seed: Annotated[int, typer.Option(help="Fixes everything random.")] = 0,
+    matrix: Annotated[_Matrix, _curved("Which matrix.")] = _Matrix.hessian,
+    per: Annotated[_Per | None, _curved("Also for each layer or block. Default: layers for renyi, else not.")] = None,
+    eigenvalues: Annotated[int, _curved("How many eigenvalues.", 1)] = 1,
+    estimator: Annotated[_Estimator, _curved("Of the trace.")] = _Estimator.hutchinson,
+    vectors: Annotated[int, _curved("Most random vectors for traces, norms and diagonals.", 2)] = 100,
+    tolerance: Annotated[float | None, _curved("Wanted relative error of traces, norms and eigenvalues.", 0)] = None,
+    lanczos_steps: Annotated[int | None, _curved("For density, logdet, effective-dimension, renyi.", 1)] = None,
+    probes: Annotated[int | None, _curved("Random directions for the same.", 1)] = None,
+    alpha: Annotated[float, _curved("Order of the Rényi entropy.")] = 1.5,
+    damping: Annotated[float, _curved("For logdet and effective-dimension, in units of the curvature.")] = 1.0,
+    seconds: Annotated[float | None, _curved("Stop each measure after this time with what it has.")] = None,
+    figures: Annotated[Path | None, _curved("Write figures of curvature into this folder.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
     builder: _Builder = None,
     as_json: _Json = False,
@@ -157,11 +196,25 @@ def measure(
         solver=None if (solver, steps) == ("sphere", 20) else SOLVERS[solver].limited(steps),
         samples=samples,
         seed=seed,
+        curvature=CurvatureOptions(
+            matrix=matrix.value,
+            per_layer=None if per is None else _LAYERS[per.value],
+            k=eigenvalues,
+            estimator=estimator.value,
+            vectors=vectors,
+            tolerance=tolerance,
+            steps=lanczos_steps,
+            probes=probes,
+            alpha=alpha,
+            damping=damping,
+            seconds=seconds,
+        ),
     )
     model = load_checkpoint(checkpoint, builder).to(_device(device))
     batches = load_data(data, batch_size, examples)
     problem = Problem(model, batches, normalize_logits=normalize_logits, micro_batch=micro_batch)
     results = [(name, MEASURES[name].run(problem, options)) for name in measure]
+    drawn = [] if figures is None else _draw(figures, results)
     if as_json:
         _print_json(
             {
@@ -174,6 +227,25 @@ def measure(
         return
     for _, found in results:
         _out.print(_shown(found))
+    for path in drawn:
+        _out.print(f"wrote {path}", highlight=False)
+
+
+def _draw(folder: Path, results: list[tuple[str, list[Measurement]]]) -> list[Path]:
+    """A file for each measurement that has a figure."""
+    written = []
+    for name, found in results:
+        for m in found:
+            if isinstance(m, LayeredMeasurement) and m.drawable:
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    m.figure().savefig(folder / f"{name}.png", dpi=150)
+                except OSError as error:
+                    raise ArgumentError(
+                        f"expected a folder to write to, but {folder} cannot be written: {error}"
+                    ) from error
+                written.append(folder / f"{name}.png")
+    return written
 
 
 @app.command()

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from spiritlevel.core import fused
 from spiritlevel.core.batches import model_inputs
 from spiritlevel.core.tensors import natural_dtype
 from spiritlevel.errors import ModelError, SpiritlevelError
@@ -23,6 +24,8 @@ __all__ = ["evaluating", "explained", "forward", "measurable", "twice_differenti
 _log = logging.getLogger("spiritlevel")
 _WEIGHT_NORM = torch._weight_norm
 _ATTENTION = F.scaled_dot_product_attention
+_GELU = F.gelu
+_LAYER_NORM = F.layer_norm
 
 
 @contextmanager
@@ -64,6 +67,10 @@ class _Replacing(TorchFunctionMode):
 
     told = False
 
+    def __init__(self, kept: bool) -> None:
+        super().__init__()
+        self._kept = kept
+
     def __torch_function__(
         self, f: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -72,6 +79,10 @@ class _Replacing(TorchFunctionMode):
         if f is _ATTENTION and not _Replacing.told:
             _Replacing.told = True
             _log.info("second derivatives: scaled_dot_product_attention runs on torch's math kernel")
+        if self._kept and f is _LAYER_NORM:
+            return fused.layer_norm(*args, **(kwargs or {}))
+        if self._kept and f is _GELU and len(args) == 1 and (kwargs or {}).get("approximate", "none") == "none":
+            return fused.gelu(args[0])
         return f(*args, **(kwargs or {}))
 
 
@@ -83,12 +94,15 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 
 @contextmanager
-def twice_differentiable() -> Iterator[None]:
+def twice_differentiable(kept: bool = False) -> Iterator[None]:
     """Forward passes inside have right second derivatives: fused attention and weight norm are written out.
 
     Entered for the user wherever curvature is measured; said once in the log ``spiritlevel``.
+
+    Args:
+        kept: the graph serves many products of reverse over reverse, which `spiritlevel.core.fused` makes cheaper.
     """
-    with sdpa_kernel(SDPBackend.MATH), _Replacing():
+    with sdpa_kernel(SDPBackend.MATH), _Replacing(kept):
         yield
 
 

@@ -84,6 +84,10 @@ class Part(ABC):
         """Which coordinates belong to which layer: a parameter or a block; a layer may have several stretches."""
         return [(", ".join(self.names), slice(0, self.size))]
 
+    def dimensions(self) -> dict[str, int]:
+        """How many independent coordinates each layer of `spans` has."""
+        return {", ".join(self.names): self.dimension}
+
     def describe(self, rho: float) -> dict[str, Any]:
         """Facts the user should see beside a value at radius ``rho``."""
         del rho
@@ -154,8 +158,15 @@ class Chart:
 
     def project(self, z: Flat) -> Tensor:
         """Orthogonal projection of flat coordinates onto the horizontal space."""
+        return self._removed(self.partwise(z))
+
+    def partwise(self, z: Flat) -> Tensor:
+        """The projection layer by layer: without vertical directions that run through several parts.
+
+        The same as `project` where there are none of those. A layer by itself does not feel them.
+        """
         self._check(z)
-        return self._removed(torch.cat([p.project(s) for p, s in zip(self.parts, self._slices(z), strict=True)]))
+        return torch.cat([p.project(s) for p, s in zip(self.parts, self._slices(z), strict=True)])
 
     def gaussian(self, generator: torch.Generator) -> Tensor:
         """A standard Gaussian on the horizontal space.
@@ -214,6 +225,14 @@ class Chart:
             for name, s in part.spans():
                 found[name] = (*found.get(name, ()), slice(start + s.start, start + s.stop))
             start += part.size
+        return found
+
+    def layer_dimensions(self) -> dict[str, int]:
+        """How many independent coordinates each of the `layers` has, taken by itself."""
+        found: dict[str, int] = {}
+        for part in self.parts:
+            for name, count in part.dimensions().items():
+                found[name] = found.get(name, 0) + count
         return found
 
     def describe(self, rho: float) -> dict[str, Any]:

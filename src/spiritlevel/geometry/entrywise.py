@@ -44,7 +44,7 @@ class _Entrywise(Part):
         self.names = tuple(weights)
         self._sizes = [w.numel() for w in weights.values()]
         self.size = sum(self._sizes)
-        self.dimension = sum(int(torch.count_nonzero(self._scale(n))) for n in self.names)
+        self.dimension = sum(self.dimensions().values())
 
     def _raw_scale(self, name: str) -> Tensor:
         return torch.ones_like(self._weights[name])
@@ -69,6 +69,9 @@ class _Entrywise(Part):
     def spans(self) -> list[tuple[str, slice]]:
         ends = list(itertools.accumulate(self._sizes, initial=0))
         return [(n, slice(*ends[i : i + 2])) for i, n in enumerate(self.names)]
+
+    def dimensions(self) -> dict[str, int]:
+        return {n: int(torch.count_nonzero(self._scale(n))) for n in self.names}
 
     def project(self, z: Flat) -> Tensor:
         return torch.cat([(piece * (self._scale(n) != 0)).reshape(-1) for n, piece in self._pieces(z)])

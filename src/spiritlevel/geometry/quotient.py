@@ -42,7 +42,9 @@ class _Pairs(Part):
         self._split = [math.prod(self._left) * reals, math.prod(self._right) * reals]
         self.size = sum(self._split)
         n, m, r = self._left[1], self._right[1], self.gauge.rank
-        self.dimension = int((r * (n + m) - r * r).sum()) * reals
+        each = (r * (n + m) - r * r) * reals
+        self._dimensions = {b.name: int(d.sum()) for b, d in zip(blocks, each.split(self._heads), strict=True)}
+        self.dimension = sum(self._dimensions.values())
 
     def _matrices(self, z: Tensor) -> tuple[Tensor, Tensor]:
         a, b = z.split(self._split)
@@ -109,6 +111,9 @@ class _Pairs(Part):
             ends = [start + each * n for n in itertools.accumulate(self._heads, initial=0)]
             found += [(b.name, slice(*ends[i : i + 2])) for i, b in enumerate(self._blocks)]
         return found
+
+    def dimensions(self) -> dict[str, int]:
+        return dict(self._dimensions)
 
     def describe(self, rho: float) -> dict[str, Any]:
         dead = int((self.gauge.values == 0).sum())

@@ -2,14 +2,18 @@
 
 from spiritlevel.measures.average_case import average_case
 from spiritlevel.measures.catalogue import MEASURES, NamedMeasure, Options
+from spiritlevel.measures.curvature_catalogue import CURVATURE
 from spiritlevel.measures.gradient_norm import gradient_norm
 from spiritlevel.measures.hessian import (
+    CurvatureOptions,
     Density,
     Eigenvalues,
     HessianDiagonal,
     HessianOperator,
     LayeredMeasurement,
+    PerLayer,
     RenyiSharpness,
+    by_block,
     effective_dimension,
     hessian_density,
     hessian_diagonal,
@@ -25,7 +29,9 @@ from spiritlevel.measures.shortcuts import adaptive_sharpness, geodesic_sharpnes
 from spiritlevel.measures.worst_case import worst_case
 
 __all__ = [
+    "CURVATURE",
     "MEASURES",
+    "CurvatureOptions",
     "Density",
     "Eigenvalues",
     "HessianDiagonal",
@@ -33,9 +39,11 @@ __all__ = [
     "LayeredMeasurement",
     "NamedMeasure",
     "Options",
+    "PerLayer",
     "RenyiSharpness",
     "adaptive_sharpness",
     "average_case",
+    "by_block",
     "effective_dimension",
     "geodesic_sharpness",
     "gradient_norm",

@@ -10,6 +10,7 @@ from spiritlevel.core.results import Measurement
 from spiritlevel.geometry import Elementwise, Euclidean, Geometry, Quotient
 from spiritlevel.measures.average_case import average_case
 from spiritlevel.measures.gradient_norm import gradient_norm
+from spiritlevel.measures.hessian.options import CurvatureOptions
 from spiritlevel.measures.shortcuts import adaptive_sharpness
 from spiritlevel.measures.worst_case import worst_case
 from spiritlevel.problem import Problem
@@ -29,6 +30,7 @@ class Options:
         solver: for worst cases.
         samples: for averages.
         seed: for everything random.
+        curvature: for the measures of curvature.
     """
 
     rho: Sequence[float] = ()
@@ -37,6 +39,7 @@ class Options:
     solver: Solver | None = None
     samples: int = 20
     seed: int = 0
+    curvature: CurvatureOptions = field(default_factory=CurvatureOptions)
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,7 @@ class Curvature:
         if self._engine == "forward":
             return _Forward(self.problem, self.chart, part, share)
         self.graphs += 1
-        with torch.enable_grad(), second_derivatives():
+        with torch.enable_grad(), second_derivatives(kept=True):
             return self._kind(self.problem, self.chart, part, share)
 
     def release(self) -> None:
@@ -248,10 +248,10 @@ class Curvature:
 
 
 @contextmanager
-def second_derivatives() -> Iterator[None]:
+def second_derivatives(kept: bool = False) -> Iterator[None]:
     """Right second derivatives; a missing one comes out as one of our errors, with the way around it."""
     try:
-        with twice_differentiable():
+        with twice_differentiable(kept):
             yield
     except (RuntimeError, NotImplementedError) as error:
         text = str(error)

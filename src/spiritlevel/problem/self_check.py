@@ -75,7 +75,7 @@ def _one_example(problem: Problem) -> Any:
 def _direction(weights: dict[str, Tensor], chart: Chart, seed: int) -> Tensor:
     """Random signs, as large in each parameter as its weights."""
     generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (chart.size,), generator=generator).to(chart.dtype) * 2 - 1
+    signs = torch.randint(0, 2, (chart.size,), generator=generator, dtype=torch.int8).to(chart.dtype) * 2 - 1
     sizes = {n: torch.full_like(w, norm(w) / w.numel() ** 0.5 or 1e-2) for n, w in weights.items()}
     return signs.to(chart.device) * chart.coordinates(sizes)
 

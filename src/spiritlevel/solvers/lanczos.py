@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -117,6 +117,8 @@ def extreme_eigenpairs(
 ) -> Eigenpairs:
     """Thick-restart Lanczos, stopped when every wanted value is known to ``tolerance`` relative to the largest.
 
+    A value that occurs several times is found once: one Krylov space holds one vector of it.
+
     Args:
         apply: product with the matrix.
         start: where the Krylov space begins; it should have a part in every direction.
@@ -135,7 +137,7 @@ def extreme_eigenpairs(
     began, used, status = time.monotonic(), 0, Status.BUDGET
     chosen = _Ritz.none()
     try:
-        while used < products and (seconds is None or time.monotonic() - began < seconds):
+        while used < products and (not used or seconds is None or time.monotonic() - began < seconds):
             j = basis.count - 1
             w = apply(basis[j]).clone()
             used += 1
@@ -264,41 +266,75 @@ def quadrature(
     nodes: list[Array] = []
     weights: list[Array] = []
     began, used = time.monotonic(), 0
-    status = Status.ESTIMATE
+    status, small = Status.ESTIMATE, _Small()
+
+    def keep(found: _Small) -> None:
+        x, w = found.nodes()
+        nodes.append(x)
+        weights.append(w)
+
     try:
         for probe in probes:
             if nodes and seconds is not None and time.monotonic() - began > seconds:
                 status = Status.BUDGET
                 break
-            diagonal, beside, count = _tridiagonal(apply, probe, min(steps, dimension), step)
-            used += count
-            x, s = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
-            nodes.append(x)
-            weights.append(s[0] ** 2)
+            small.clear()
+            _tridiagonal(apply, probe, min(steps, dimension), small, lambda: step(_progress(small, nodes, weights)))
+            used += small.count
+            keep(small)
     except KeyboardInterrupt:
-        if not nodes:
-            raise
+        used += small.count
+        if not nodes:  # then an unfinished probe is better than nothing
+            if not small.count:
+                raise
+            keep(small)
         status = Status.STOPPED
     return Quadrature(tuple(nodes), tuple(weights), dimension, used, status)
 
 
-def _tridiagonal(apply: Apply, start: Tensor, steps: int, step: Step) -> tuple[Array, Array, int]:
-    """Diagonal and off-diagonal of the Lanczos matrix; fewer steps where the Krylov space closes."""
+@dataclass
+class _Small:
+    """The Lanczos matrix as far as it has come."""
+
+    diagonal: list[float] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return len(self.diagonal)
+
+    def clear(self) -> None:
+        self.diagonal, self.beside = [], []
+
+    def nodes(self) -> tuple[Array, Array]:
+        """Gauss nodes and weights."""
+        off = self.beside[: self.count - 1]
+        x, s = np.linalg.eigh(np.diag(self.diagonal) + np.diag(off, 1) + np.diag(off, -1))
+        return x, s[0] ** 2
+
+
+def _progress(small: _Small, nodes: list[Array], weights: list[Array]) -> str:
+    """The mean eigenvalue so far with its error over probes, and the range of the probe at hand."""
+    x, w = small.nodes()
+    means = np.array([float(v @ y) for y, v in zip([*nodes, x], [*weights, w], strict=True)])
+    error = f" ± {means.std(ddof=1) / math.sqrt(len(means)):.2g}" if len(means) > 1 else ""
+    return f"mean {means.mean():.4g}{error}, from {x[0]:.4g} to {x[-1]:.4g}"
+
+
+def _tridiagonal(apply: Apply, start: Tensor, steps: int, small: _Small, step: Callable[[], None]) -> None:
+    """Fill in the Lanczos matrix; fewer steps where the Krylov space closes."""
     basis = _Basis(start, steps)
-    diagonal: list[float] = []
-    beside: list[float] = []
     largest = 0.0
     for j in range(steps):
         w = apply(basis[j]).clone()
         h, left = basis.remove(w)
-        diagonal.append(float(h[j]))
+        small.diagonal.append(float(h[j]))
         largest = max(largest, abs(float(h[j])), left)
-        step(f"step {j + 1} of {steps}")
+        step()
         if j + 1 == steps or left <= 4 * torch.finfo(w.dtype).eps * largest:
-            break
-        beside.append(left)
+            return
+        small.beside.append(left)
         basis.append(w / left)
-    return np.array(diagonal), np.array(beside), len(diagonal)
 
 
 def _fewer(nodes: Array, weights: Array) -> tuple[Array, Array]:

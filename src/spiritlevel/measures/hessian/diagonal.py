@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -14,8 +14,8 @@ from spiritlevel.core.results import Status
 from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Euclidean, Geometry
 from spiritlevel.measures.common import Over
-from spiritlevel.measures.hessian.operator import HessianOperator
-from spiritlevel.measures.hessian.run import LayeredMeasurement, Run, check_counts, signs
+from spiritlevel.measures.hessian.operator import HessianOperator, PerLayer
+from spiritlevel.measures.hessian.run import Found, How, LayeredMeasurement, Run, check_counts, signs
 from spiritlevel.problem import Matrix, Problem
 from spiritlevel.problem.curvature import Engine
 
@@ -46,10 +46,12 @@ def hessian_diagonal(
     *,
     method: DiagonalMethod = "hutchinson",
     samples: int = 100,
+    per_layer: PerLayer = False,
     matrix: Matrix = "hessian",
     engine: Engine = "reverse",
     over: Over = "union",
     seed: int = 0,
+    seconds: float | None = None,
     show_progress: bool | None = None,
 ) -> HessianDiagonal:
     """The diagonal of the curvature in the geometry's coordinates: mean of ``v * Hv`` over signs, or exactly.
@@ -63,21 +65,21 @@ def hessian_diagonal(
         geometry: what a unit length is.
         method: ``hutchinson``, or ``exact`` by unit vectors.
         samples: random vectors.
+        per_layer: also for each layer, from the same products; a function of the layer's name joins layers to groups
+            (`by_block`).
         matrix: ``hessian``, ``gauss_newton``, ``fisher`` or ``empirical_fisher``.
         engine: ``reverse``, or ``forward`` where memory is short.
         over: all data, or the mean over batches.
         seed: fixes the random vectors.
+        seconds: stop after this time with what there is (``hutchinson`` only).
         show_progress: force the progress bar on or off.
     """
-    run = Run("Hessian diagonal", problem, geometry, over, matrix, engine, samples, show_progress)
-    means, errors = _diagonals(run, method, samples, seed)
-    for d in means:
-        exact = method == "exact"
-        run.add(float(d.double().sum()), None if exact else math.nan, Status.EXACT if exact else Status.ESTIMATE)
-    if method != "exact":
-        run.errors = [float(e.double().norm()) for e in errors]  # the entries' errors, as if independent
-    base = run.result(run.facts(run.spent), run.settings(method=method, samples=samples, seed=seed))
-    diagonal = torch.stack(means).mean(0)
+    how = How(matrix, engine, over, seed, seconds, show_progress)
+    run = Run("Hessian diagonal", problem, geometry, how, samples, per_layer)
+    found = _diagonals(run, method, samples, lambda d, e: (_sum(d), float(e.double().norm())))
+    base = run.result({}, {"method": method, "samples": samples})
+    diagonal = torch.stack([f.detail[0] for f in found]).mean(0)
+    errors = torch.stack([f.detail[1] for f in found]).pow(2).sum(0).sqrt() / len(found)
     layers, shapes = run.chart.layers(), problem.weights
     whole = {
         n: s[0]
@@ -87,27 +89,41 @@ def hessian_diagonal(
     return HessianDiagonal(
         **base.__dict__,
         diagonal=diagonal,
-        errors=None if method == "exact" else torch.stack(errors).pow(2).sum(0).sqrt() / len(errors),
+        errors=None if method == "exact" else errors,
         tensors={n: diagonal[s].view_as(shapes[n]) for n, s in whole.items()},
     )
 
 
-def _diagonals(run: Run, method: str, samples: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Diagonals and standard errors, one for each operator."""
+def _sum(x: Tensor) -> float:
+    return float(x.double().sum())
+
+
+def _diagonals(
+    run: Run, method: str, samples: int, measure: Callable[[Tensor, Tensor], tuple[float, float | None]]
+) -> list[Found]:
+    """Diagonals and their standard errors, with what is measured of them: of all coordinates, and of each layer's."""
     check_counts(samples=samples)
     if method not in ("hutchinson", "exact"):
         raise ArgumentError(f"expected method 'hutchinson' or 'exact', got {method!r}")
     if method == "hutchinson" and samples < 2:
         raise ArgumentError(f"expected at least 2 samples, got {samples}")
-    means, errors = [], []
-    for i, operator in enumerate(run.operators()):
-        mean, error = _exact(run, operator) if method == "exact" else _sampled(run, operator, samples, seed + i)
-        means.append(mean)
-        errors.append(error)
-    return means, errors
+
+    def one(operator: HessianOperator, seed: int) -> Found:
+        find = _exact if method == "exact" else _sampled
+        mean, error, status, products = find(run, operator, samples, seed)
+
+        def measured(stretches: tuple[slice, ...], products: int, detail: Any) -> Found:
+            value, uncertain = measure(*(torch.cat([x[s] for s in stretches]) for x in (mean, error)))
+            return Found(value, None if status is Status.EXACT else uncertain, status, products, detail)
+
+        layers = {n: measured(g.stretches, 0, None) for n, g in run.groups.items()}
+        return replace(measured((slice(None),), products, (mean, error)), layers=layers)
+
+    return run.measure(one, split=False)
 
 
-def _exact(run: Run, operator: HessianOperator) -> tuple[Tensor, Tensor]:
+def _exact(run: Run, operator: HessianOperator, samples: int, seed: int) -> tuple[Tensor, Tensor, Status, int]:
+    del samples, seed
     size = operator.chart.size
     diagonal = operator.chart.zeros()
     for start in range(0, size, _ROWS):
@@ -116,22 +132,30 @@ def _exact(run: Run, operator: HessianOperator) -> tuple[Tensor, Tensor]:
         unit[torch.arange(len(rows)), rows] = 1.0
         diagonal[rows] = operator.apply(unit)[torch.arange(len(rows)), rows]
         run.step(len(rows))(f"{start + len(rows)} of {size} coordinates")
-    return diagonal, torch.zeros_like(diagonal)
+    return diagonal, torch.zeros_like(diagonal), Status.EXACT, size
 
 
-def _sampled(run: Run, operator: HessianOperator, samples: int, seed: int) -> tuple[Tensor, Tensor]:
+def _sampled(run: Run, operator: HessianOperator, samples: int, seed: int) -> tuple[Tensor, Tensor, Status, int]:
     """Running mean and standard error (Welford)."""
     vectors, block = signs(operator, seed), run.block
-    mean, spread, count = operator.chart.zeros(), operator.chart.zeros(), 0
-    while count < samples:
-        v = torch.stack([next(vectors) for _ in range(min(block, samples - count))])
-        for entry in v * operator.apply(v):
-            count += 1
-            change = entry - mean
-            mean += change / count
-            spread += change * (entry - mean)
-        run.step(len(v))(f"{float(mean.double().sum()):.4g} in sum")
-    return mean, (spread / (samples - 1) / samples).sqrt()
+    mean, spread, count, status = operator.chart.zeros(), operator.chart.zeros(), 0, Status.ESTIMATE
+    try:
+        while count < samples:
+            v = torch.stack([next(vectors) for _ in range(min(block, samples - count))])
+            for entry in v * operator.apply(v):
+                count += 1
+                change = entry - mean
+                mean = mean + change / count  # new tensors: an interrupt in between leaves both as they were
+                spread = spread + change * (entry - mean)
+            run.step(len(v))(f"{_sum(mean):.4g} in sum")
+            if run.left is not None and run.left <= 0 and 2 <= count < samples:
+                status = Status.BUDGET
+                break
+    except KeyboardInterrupt:
+        if count < 2:
+            raise
+        status = Status.STOPPED
+    return mean, (spread / (count - 1) / count).sqrt(), status, count
 
 
 def root_diagonal_trace(
@@ -141,10 +165,12 @@ def root_diagonal_trace(
     power: float = 0.5,
     method: DiagonalMethod = "hutchinson",
     samples: int = 100,
+    per_layer: PerLayer = False,
     matrix: Matrix = "hessian",
     engine: Engine = "reverse",
     over: Over = "union",
     seed: int = 0,
+    seconds: float | None = None,
     show_progress: bool | None = None,
 ) -> LayeredMeasurement:
     """``sum_j H_jj^power``: with power 1/2 the sharpness that Adam reduces, where gradient descent reduces the trace.
@@ -163,27 +189,34 @@ def root_diagonal_trace(
         power: of the entries, above 0 and up to 1.
         method: ``hutchinson``, or ``exact`` by unit vectors.
         samples: random vectors.
+        per_layer: also for each layer, from the same products; a function of the layer's name joins layers to groups
+            (`by_block`).
         matrix: ``hessian``, ``gauss_newton``, ``fisher`` or ``empirical_fisher``.
         engine: ``reverse``, or ``forward`` where memory is short.
         over: all data, or the mean over batches.
         seed: fixes the random vectors.
+        seconds: stop after this time with what there is (``hutchinson`` only).
         show_progress: force the progress bar on or off.
     """
     if not 0 < power <= 1:
         raise ArgumentError(f"expected a power above 0 and up to 1, got {power!r}")
-    run = Run("root-diagonal trace", problem, geometry or Euclidean(), over, matrix, engine, samples, show_progress)
-    means, errors = _diagonals(run, method, samples, seed)
-    biases, clamped = [], []
-    for d, e in zip(means, errors, strict=True):
-        d, variance = d.double(), e.double() ** 2
-        run.add(float(d.clamp_min(0).pow(power).sum()), None, Status.EXACT if method == "exact" else Status.ESTIMATE)
-        clear = d > 2 * variance.sqrt()
-        terms = power * (1 - power) / 2 * d[clear].pow(power - 2) * variance[clear]
-        biases.append(-float(terms.sum()))
-        clamped.append(float((d < 0).double().mean()))
-    stats: dict[str, Any] = {"share of entries below 0": sum(clamped) / len(clamped)}
+    how = How(matrix, engine, over, seed, seconds, show_progress)
+    run = Run("root-diagonal trace", problem, geometry or Euclidean(), how, samples, per_layer)
+
+    def roots(d: Tensor, e: Tensor) -> tuple[float, float]:
+        d, e = d.double(), e.double()
+        clear = d > 2 * e  # the slope of the root explodes at 0
+        return _sum(d.clamp_min(0).pow(power)), float((power * d[clear].pow(power - 1) * e[clear]).norm())
+
+    found = _diagonals(run, method, samples, roots)
+    stats: dict[str, Any] = {"share of entries below 0": fmean(_sum(f.detail[0] < 0) / run.chart.size for f in found)}
     if method != "exact":
-        stats["bias, to first order"] = sum(biases) / len(biases)
-    return run.result(
-        {**stats, **run.facts(run.spent)}, run.settings(power=power, method=method, samples=samples, seed=seed)
-    )
+        stats["bias, to first order"] = fmean(_bias(f.detail[0], f.detail[1], power) for f in found)
+    return run.result(stats, {"power": power, "method": method, "samples": samples})
+
+
+def _bias(diagonal: Tensor, error: Tensor, power: float) -> float:
+    """Of the sum of powers, from the entries that stand out of their error."""
+    d, e = diagonal.double(), error.double()
+    clear = d > 2 * e
+    return -power * (1 - power) / 2 * _sum(d[clear].pow(power - 2) * e[clear] ** 2)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from spiritlevel.core.results import standard_error
 from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over
-from spiritlevel.measures.hessian.operator import HessianOperator
-from spiritlevel.measures.hessian.run import Layer, LayeredMeasurement, Run, check_counts, directions
+from spiritlevel.measures.hessian.operator import HessianOperator, PerLayer
+from spiritlevel.measures.hessian.run import Found, How, LayeredMeasurement, Run, check_counts, directions
 from spiritlevel.problem import Matrix, Problem
 from spiritlevel.problem.curvature import Engine
 from spiritlevel.solvers import Eigenpairs, Which, extreme_eigenpairs
-from spiritlevel.solvers.lanczos import Apply
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,6 +45,11 @@ class Eigenvalues(LayeredMeasurement):
         """Plain data, ready for JSON; without the vectors."""
         return {**super().to_dict(), "eigenvalues": list(self.eigenvalues), "residuals": list(self.residuals)}
 
+    @property
+    def drawable(self) -> bool:
+        """Whether there is a figure of it."""
+        return True
+
     def figure(self) -> Figure:
         """Eigenvalues by layer, or by rank where no layers were asked for."""
         from spiritlevel.measures.hessian.figures import eigenvalue_figure
@@ -62,7 +65,7 @@ def hessian_eigenvalues(
     which: Which = "top",
     tolerance: float = 1e-3,
     products: int = 200,
-    per_layer: bool = False,
+    per_layer: PerLayer = False,
     matrix: Matrix = "hessian",
     engine: Engine = "reverse",
     over: Over = "union",
@@ -82,96 +85,67 @@ def hessian_eigenvalues(
         k: how many.
         which: ``top`` (largest), ``bottom`` (smallest) or ``magnitude``.
         tolerance: wanted relative error.
-        products: most products for each operator.
-        per_layer: also the eigenvalues of each layer's diagonal block (a run for each layer).
+        products: most products for each matrix.
+        per_layer: also those of each layer's diagonal block, by a run for each; a function of the layer's name joins
+            layers to groups (`by_block`).
         matrix: ``hessian``, ``gauss_newton``, ``fisher`` or ``empirical_fisher``.
         engine: ``reverse``, or ``forward`` where memory is short.
         over: all data, or the mean over batches.
         seed: fixes where the search begins.
-        seconds: stop after this time with what there is (for each operator and layer).
+        seconds: stop after this time with what there is.
         show_progress: force the progress bar on or off.
     """
     check_counts(k=k, products=products)
     if which not in ("top", "bottom", "magnitude"):
         raise ArgumentError(f"expected which='top', 'bottom' or 'magnitude', got {which!r}")
-    run = Run(f"Hessian eigenvalues ({which})", problem, geometry, over, matrix, engine, 10 * k, show_progress)
-    search = _Search(run, k, which, tolerance, products, seconds)
-    found: list[Eigenpairs] = []
-    layers: list[list[Layer]] = []
-    tangents: tuple[Mapping[str, Tensor], ...] = ()
-    for i, operator in enumerate(run.operators()):
-        found.append(search(operator, seed + i))
-        run.add(float(found[-1].values[0]), None, found[-1].status)
-        if per_layer:
-            layers.append([search.layer(operator, name, seed + i) for name in operator.chart.layers()])
-    if len(found) == 1:
-        tangents = tuple(operator.chart.tangent(v) for v in found[0].vectors)
+    how = How(matrix, engine, over, seed, seconds, show_progress)
+    run = Run(f"Hessian eigenvalues ({which})", problem, geometry, how, 10 * k, per_layer)
+    tangents: list[Mapping[str, Tensor]] = []
+
+    def search(operator: HessianOperator, seed: int) -> Found:
+        pairs = _search(run, operator, seed, k, which, tolerance, products)
+        return Found(float(pairs.values[0]), None, pairs.status, pairs.products, pairs)
+
+    found = run.measure(search)
+    pairs: list[Eigenpairs] = [f.detail for f in found]
+    only = pairs[0] if len(pairs) == 1 else None
+    if only is not None:
+        tangents = [run.chart.tangent(v) for v in only.vectors]
     base = run.result(
-        {"estimated errors": _mean(found, "errors"), **run.facts(search.spent)},
-        run.settings(k=k, which=which, tolerance=tolerance, products=products, seed=seed),
-        [_mean_layer(of_one) for of_one in zip(*layers, strict=True)],
+        {"estimated errors": _mean(pairs, "errors")},
+        {"k": k, "which": which, "tolerance": tolerance, "products": products},
+        run.layers(lambda each: {"eigenvalues": _mean([x.detail for x in each], "values")}),
     )
     return Eigenvalues(
         **base.__dict__,
-        eigenvalues=tuple(_mean(found, "values")),
-        residuals=tuple(_mean(found, "residuals")),
-        vectors=found[0].vectors if len(found) == 1 else torch.zeros(0, run.chart.size),
-        tangents=tangents,
+        eigenvalues=tuple(_mean(pairs, "values")),
+        residuals=tuple(_mean(pairs, "residuals")),
+        vectors=torch.zeros(0, run.chart.size) if only is None else only.vectors,
+        tangents=tuple(tangents),
     )
 
 
-@dataclass
-class _Search:
-    """The search for eigenpairs of one operator, or of one layer of it."""
-
-    run: Run
-    k: int
-    which: Which
-    tolerance: float
-    products: int
-    seconds: float | None
-    spent: int = 0
-
-    def __call__(self, operator: HessianOperator, seed: int) -> Eigenpairs:
-        if self.k > operator.dimension:
-            raise ArgumentError(f"expected k up to the dimension {operator.dimension}, got {self.k}")
-        project = operator.chart.project
-        return self._pairs(operator, next(directions(operator, seed)), lambda v: project(operator.apply(v)), self.k)
-
-    def layer(self, operator: HessianOperator, name: str, seed: int) -> Layer:
-        """The same for the diagonal block of one layer."""
-        with operator.only(name):
-            start, size = next(directions(operator, seed)), operator.dimension
-            if not bool(start.any()):  # all weights of it are 0 and do not move
-                return Layer(name, 0.0, None, size, {"eigenvalues": [0.0]})
-            pairs = self._pairs(operator, start, operator.apply, min(self.k, size))
-        values = pairs.values.tolist()
-        return Layer(name, values[0], None, size, {"eigenvalues": values, "status": str(pairs.status)})
-
-    def _pairs(self, operator: HessianOperator, start: Tensor, apply: Apply, k: int) -> Eigenpairs:
-        pairs = extreme_eigenpairs(
-            apply,
-            start,
-            k,
-            self.which,
-            tolerance=self.tolerance,
-            products=self.products,
-            dimension=operator.dimension,
-            seconds=self.seconds,
-            step=self.run.step(),
-        )
-        self.spent += pairs.products
-        return pairs
+def _search(
+    run: Run, operator: HessianOperator, seed: int, k: int, which: Which, tolerance: float, products: int
+) -> Eigenpairs:
+    """Of one matrix, or of one layer of it."""
+    whole = operator.dimension == run.chart.dimension
+    if whole and k > operator.dimension:
+        raise ArgumentError(f"expected k up to the dimension {operator.dimension}, got {k}")
+    return extreme_eigenpairs(
+        lambda v: operator.project(operator.apply(v)),
+        next(directions(operator, seed)),
+        min(k, operator.dimension),
+        which,
+        tolerance=tolerance,
+        products=products,
+        dimension=operator.dimension,
+        seconds=run.left,
+        step=run.step(),
+    )
 
 
 def _mean(found: list[Eigenpairs], what: str) -> list[float]:
-    """Over operators, rank by rank (as many as all of them have)."""
+    """Over matrices, rank by rank (as many as all of them have)."""
     ranks = min(len(p.values) for p in found)
     return [fmean(float(getattr(p, what)[r]) for p in found) for r in range(ranks)]
-
-
-def _mean_layer(of_one: tuple[Layer, ...]) -> Layer:
-    """Over operators."""
-    return replace(
-        of_one[0], value=fmean(x.value for x in of_one), standard_error=standard_error([x.value for x in of_one])
-    )

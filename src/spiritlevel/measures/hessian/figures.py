@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spiritlevel.core.drawing import BLUE, GREY, ORANGE, panel
+from spiritlevel.errors import ArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from spiritlevel.measures.hessian.eigenvalues import Eigenvalues
     from spiritlevel.measures.hessian.renyi import RenyiSharpness
+    from spiritlevel.measures.hessian.run import LayeredMeasurement
     from spiritlevel.measures.hessian.spectrum import Density
 
-__all__ = ["density_figure", "eigenvalue_figure", "renyi_figure"]
+__all__ = ["density_figure", "eigenvalue_figure", "layer_figure", "renyi_figure"]
 
 _FLOOR = 1e-5  # of the highest point: what the logarithmic axis still shows
 
@@ -40,7 +42,7 @@ def density_figure(result: Density) -> Figure:
     axes.set_ylim(bottom=floor)
     axes.set_xlabel("eigenvalue")
     axes.set_ylabel("density")
-    axes.set_title(f"{result.name}: {result.settings.get('geometry', '')}", loc="left", fontsize=9)
+    _entitle(figure, result)
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -54,18 +56,37 @@ def eigenvalue_figure(result: Eigenvalues) -> Figure:
         axes.set_xlabel("rank")
         axes.set_ylabel("eigenvalue ± residual")
         axes.set_xticks(ranks)
-    else:
-        figure, axes = panel(8, 1.2 + 0.22 * len(result.layers))
-        rows = np.arange(len(result.layers))
-        axes.barh(rows, [x.value for x in result.layers], color=BLUE, height=0.7)
-        for row, x in zip(rows, result.layers, strict=True):
-            more = x.details.get("eigenvalues", [])[1:]
-            axes.plot(more, np.full(len(more), row), "|", color=ORANGE, ms=8)
-        axes.set_yticks(rows, [_shortened(x.name) for x in result.layers], fontsize=7)
-        axes.invert_yaxis()
-        axes.set_xlabel("eigenvalue of the layer's diagonal block")
-    axes.set_title(f"{result.name}: {result.settings.get('geometry', '')}", loc="left", fontsize=9)
+        _entitle(figure, result)
+        return figure
+    figure = layer_figure(result)
+    (axes,) = figure.axes
+    for row, x in enumerate(result.layers):
+        more = x.details.get("eigenvalues", [])[1:]
+        axes.plot(more, np.full(len(more), row), "|", color=ORANGE, ms=8)
+    further = " (marks: further ones)" if any(len(x.details.get("eigenvalues", [])) > 1 for x in result.layers) else ""
+    axes.set_xlabel(f"eigenvalue of the layer's diagonal block{further}")
     return figure
+
+
+def layer_figure(result: LayeredMeasurement) -> Figure:
+    """One bar for each layer, with its standard error."""
+    if not result.layers:
+        raise ArgumentError("expected a measurement layer by layer, got one without layers: pass per_layer=True")
+    figure, axes = panel(8, 1.2 + 0.22 * len(result.layers))
+    rows, errors = np.arange(len(result.layers)), [x.standard_error or 0.0 for x in result.layers]
+    axes.barh(rows, [x.value for x in result.layers], xerr=errors if any(errors) else None, color=BLUE, height=0.7)
+    axes.axvline(0, color=GREY, lw=0.8)
+    axes.set_yticks(rows, [_shortened(x.name) for x in result.layers], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{result.name} of the layer's diagonal block")
+    _entitle(figure, result)
+    return figure
+
+
+def _entitle(figure: Figure, result: LayeredMeasurement) -> None:
+    """Name and geometry above everything, from the left edge: axes with long labels are narrow."""
+    text = f"{result.name}\n{result.settings.get('geometry', '')}"
+    figure.suptitle(text, x=0.01, ha="left", fontsize=8)
 
 
 def renyi_figure(result: RenyiSharpness) -> Figure:
@@ -80,7 +101,7 @@ def renyi_figure(result: RenyiSharpness) -> Figure:
     axes.plot([alpha], [result.value], "o", color=ORANGE, label=f"order {alpha:g}")
     axes.set_xlabel("order α")
     axes.set_ylabel("Rényi sharpness")
-    axes.set_title(f"{result.name}: {result.settings.get('geometry', '')}", loc="left", fontsize=9)
+    _entitle(figure, result)
     axes.legend(frameon=False, fontsize=8)
     return figure
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,52 @@ from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.problem import Curvature, Matrix, Problem, check_second_derivatives
 from spiritlevel.problem.curvature import Engine
 
-__all__ = ["HessianOperator", "hessian_operator"]
+__all__ = ["Group", "HessianOperator", "PerLayer", "by_block", "groups_of", "hessian_operator"]
+
+PerLayer = bool | Callable[[str], str]
+"""Whether to measure layer by layer; a function of the layer's name gives the name of the group it belongs to."""
+
+_BLOCK = re.compile(r"^(.*?(?:^|[._])\d+)(?=[.:_\s]|$)")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Coordinates that are measured together: one layer, or several.
+
+    Attributes:
+        name: of the layer, or of the group.
+        stretches: where its coordinates lie.
+        dimension: how many of them are independent.
+    """
+
+    name: str
+    stretches: tuple[slice, ...]
+    dimension: int
+
+
+def by_block(name: str) -> str:
+    """The block a layer belongs to: its name up to the first number in it.
+
+    >>> by_block("vit.layers.3.attention.q_proj.weight"), by_block("classifier.weight")
+    ('vit.layers.3', 'classifier.weight')
+    """
+    found = _BLOCK.match(name)
+    return found.group(1) if found else name
+
+
+def groups_of(chart: Chart, per_layer: PerLayer) -> dict[str, Group]:
+    """The layers of a chart that can move, one by one or joined by name."""
+    if not per_layer:
+        return {}
+    layers, dimensions = chart.layers(), chart.layer_dimensions()
+    found: dict[str, Group] = {}
+    for name, stretches in layers.items():
+        if not dimensions[name]:
+            continue
+        key = name if per_layer is True else per_layer(name)
+        before = found.get(key, Group(key, (), 0))
+        found[key] = Group(key, before.stretches + stretches, before.dimension + dimensions[name])
+    return found
 
 
 class HessianOperator(LinearOperator):  # type: ignore[misc]  # scipy has no types
@@ -44,7 +91,7 @@ class HessianOperator(LinearOperator):  # type: ignore[misc]  # scipy has no typ
     ) -> None:
         self.problem, self.geometry = problem, geometry
         self._batch, self._matrix, self._engine = batch, matrix, engine
-        self._layer: tuple[slice, ...] | None = None
+        self._group: Group | None = None
         self._before = 0
         self._build(chart)
         super().__init__(dtype=np.dtype(str(self.chart.dtype).removeprefix("torch.")), shape=(self.chart.size,) * 2)
@@ -56,9 +103,9 @@ class HessianOperator(LinearOperator):  # type: ignore[misc]  # scipy has no typ
 
     @property
     def dimension(self) -> int:
-        """Of the horizontal space; inside `only`, the coordinates of that layer at most."""
+        """Of the horizontal space; inside `only`, of the part of it that belongs to those layers."""
         whole: int = self.chart.dimension
-        return whole if self._layer is None else min(whole, sum(s.stop - s.start for s in self._layer))
+        return whole if self._group is None else self._group.dimension
 
     @property
     def products(self) -> int:
@@ -70,30 +117,43 @@ class HessianOperator(LinearOperator):  # type: ignore[misc]  # scipy has no typ
         if _marks(self.problem) != self._marks:
             self._before += self._curvature.products
             self._build()
-        if self._layer is None:
+        if self._group is None:
             return self._curvature(vectors)
         return self.inside(self._curvature(self.inside(vectors)))
 
     def inside(self, vectors: Tensor) -> Tensor:
-        """The part in the chosen layer; everything outside `only`."""
-        if self._layer is None:
+        """The part in the chosen layers; everything outside `only`."""
+        if self._group is None:
             return vectors
         kept = torch.zeros_like(vectors)
-        for s in self._layer:
+        for s in self._group.stretches:
             kept[..., s] = vectors[..., s]
         return kept
 
+    def project(self, v: Tensor) -> Tensor:
+        """Onto the horizontal space; inside `only`, onto the part of it that belongs to those layers."""
+        return self.chart.project(v) if self._group is None else self.chart.partwise(self.inside(v))
+
+    def gaussian(self, generator: torch.Generator) -> Tensor:
+        """A standard Gaussian there, the same on every device (for a generator on the CPU)."""
+        if self._group is None:
+            return self.chart.gaussian(generator)
+        z = torch.randn(self.chart.size, generator=generator, dtype=self.chart.dtype, device=generator.device)
+        return self.project(z.to(self.chart.device))
+
     @contextmanager
-    def only(self, layer: str | None) -> Iterator[None]:
-        """The diagonal block of one layer (a name out of ``chart.layers()``), zero elsewhere."""
-        layers = self.chart.layers()
-        if layer is not None and layer not in layers:
-            raise ArgumentError(f"expected a layer out of {', '.join(list(layers)[:6])} ...; got {layer!r}")
-        before, self._layer = self._layer, None if layer is None else layers[layer]
+    def only(self, layer: str | Group | None) -> Iterator[None]:
+        """The diagonal block of one layer (a name out of ``chart.layers()``) or group, zero elsewhere."""
+        if isinstance(layer, str):
+            layers = groups_of(self.chart, True)
+            if layer not in layers:
+                raise ArgumentError(f"expected a layer out of {', '.join(list(layers)[:6])} ...; got {layer!r}")
+            layer = layers[layer]
+        before, self._group = self._group, layer
         try:
             yield
         finally:
-            self._layer = before
+            self._group = before
 
     def release(self) -> None:
         """Forget the kept graph; the next product builds it again."""

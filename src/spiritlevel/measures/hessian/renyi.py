@@ -9,12 +9,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from spiritlevel.core.results import worst
 from spiritlevel.errors import ArgumentError, DerivativeError
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over
-from spiritlevel.measures.hessian.run import Layer, LayeredMeasurement, Run, check_counts
+from spiritlevel.measures.hessian.operator import PerLayer
+from spiritlevel.measures.hessian.run import How, Layer, LayeredMeasurement, Run, check_counts
 from spiritlevel.measures.hessian.spectrum import spectrum_of
 from spiritlevel.problem import Matrix, Problem
 from spiritlevel.problem.curvature import Engine
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["RenyiSharpness", "renyi_of", "renyi_sharpness"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+_ROUNDING = 16.0  # ours: multiples of eps times the steepest curvature below which a layer's is rounding
 _CURVE = (0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)  # ours: the authors scan 37 orders from 1e-4 to 3
 
 
@@ -45,6 +47,11 @@ class RenyiSharpness(LayeredMeasurement):
         """Plain data, ready for JSON."""
         return {**super().to_dict(), "curve": self.curve, "curves": self.curves}
 
+    @property
+    def drawable(self) -> bool:
+        """Whether there is a figure of it."""
+        return True
+
     def figure(self) -> Figure:
         """Sharpness over the order, one line for each layer."""
         from spiritlevel.measures.hessian.figures import renyi_figure
@@ -52,10 +59,10 @@ class RenyiSharpness(LayeredMeasurement):
         return renyi_figure(self)
 
 
-def renyi_of(q: Quadrature, alpha: float, signed: bool, probes: slice = slice(None)) -> float:
+def renyi_of(q: Quadrature, alpha: float, signed: bool) -> float:
     """``-H_alpha`` from nodes and weights: ``-log(tr |H|^alpha / (tr H)^alpha) / (1 - alpha)``."""
-    power = float(q.traces(lambda x: np.abs(x) ** alpha)[probes].mean())
-    trace = float(q.traces((lambda x: x) if signed else np.abs)[probes].mean())
+    power = float(q.traces(lambda x: np.abs(x) ** alpha).mean())
+    trace = float(q.traces((lambda x: x) if signed else np.abs).mean())
     if power <= 0 or trace <= 0:
         what = "positive signed trace" if signed and power > 0 else "curvature other than 0"
         raise DerivativeError(
@@ -70,7 +77,7 @@ def renyi_sharpness(
     geometry: Geometry,
     alpha: float = 1.5,
     *,
-    per_layer: bool = True,
+    per_layer: PerLayer = True,
     signed_trace: bool = False,
     layers: Sequence[str] | None = None,
     steps: int = 15,
@@ -97,7 +104,9 @@ def renyi_sharpness(
         geometry: what a unit length is.
         alpha: the order, above 0 and other than 1 (the authors: 0.5 for spectra of several clusters, 1.5 for a bulk
             with outliers).
-        per_layer: each layer's diagonal block by itself, and their mean as value; otherwise the whole matrix.
+        per_layer: each layer's diagonal block by itself, and their mean as value; otherwise the whole matrix. A
+            function of the layer's name joins layers to groups (`by_block`). Layers without curvature have no entropy:
+            they are left out and named in the stats.
         signed_trace: normalise by the trace itself, as the authors' code does, not by the sum of magnitudes.
         layers: names of the layers, out of those the chart has; by default all that move.
         steps: Lanczos steps (the authors take 15).
@@ -106,7 +115,7 @@ def renyi_sharpness(
         engine: ``reverse``, or ``forward`` where memory is short.
         over: all data, or the mean over batches.
         seed: fixes the probes.
-        seconds: start no further probe of a layer after this time.
+        seconds: stop after this time with what there is.
         show_progress: force the progress bar on or off.
     """
     check_counts(steps=steps, probes=probes)
@@ -114,79 +123,81 @@ def renyi_sharpness(
         raise ArgumentError(f"expected an order alpha above 0 and other than 1, got {alpha!r}")
     if layers is not None and not per_layer:
         raise ArgumentError("expected per_layer=True where layers are named")
-    run = Run("Rényi sharpness", problem, geometry, over, matrix, engine, steps * probes, show_progress)
-    found: list[dict[str, Quadrature]] = []
-    sizes: dict[str, int] = {}
-    for i, operator in enumerate(run.operators()):
-        wanted = _chosen(run, layers) if per_layer else [None]
-        spectra: dict[str, Quadrature] = {}
-        for name in wanted:
-            with operator.only(name):
-                key = name or "all"
-                spectra[key], sizes[key] = (
-                    spectrum_of(run, operator, steps, probes, seed + i, seconds),
-                    operator.dimension,
-                )
-        found.append(spectra)
-        run.add(
-            fmean(renyi_of(q, alpha, signed_trace) for q in spectra.values()),
-            None,
-            worst([q.status for q in spectra.values()]),
-        )
-    return _assembled(run, found, sizes, alpha, signed_trace, steps, probes, seed, per_layer)
-
-
-def _chosen(run: Run, layers: Sequence[str] | None) -> list[str | None]:
-    """The layers that move, or those that were named."""
-    moving = run.chart.project(run.chart.zeros() + 1)
-    everything = run.chart.layers()
-    if layers is not None:
-        unknown = [n for n in layers if n not in everything]
-        if unknown:
-            raise ArgumentError(f"expected layers out of {', '.join(list(everything)[:6])} ...; got {unknown[:3]}")
-        return list(layers)
-    return [n for n, stretches in everything.items() if any(bool(moving[s].any()) for s in stretches)]
-
-
-def _assembled(
-    run: Run,
-    found: list[dict[str, Quadrature]],
-    sizes: dict[str, int],
-    alpha: float,
-    signed: bool,
-    steps: int,
-    probes: int,
-    seed: int,
-    per_layer: bool,
-) -> RenyiSharpness:
-    names = list(found[0])
-    orders = sorted({*_CURVE, alpha})
-    curves = {n: {a: fmean(renyi_of(s[n], a, signed) for s in found) for a in orders} for n in names}
-    errors = {n: math.sqrt(sum(_jackknife(s[n], alpha, signed) ** 2 for s in found)) / len(found) for n in names}
-    whole = {a: fmean(curves[n][a] for n in names) for a in orders}
-    shorter = fmean(renyi_of(q.shortened(), alpha, signed) for s in found for q in s.values())
-    products = sum(q.products for s in found for q in s.values())
-    stats = {
-        "change in the last third of the steps": abs(whole[alpha] - shorter),
-        "smallest possible": -math.log(max(sizes.values())) if not per_layer else None,
-        **run.facts(products),
+    how = How(matrix, engine, over, seed, seconds, show_progress)
+    run = Run("Rényi sharpness", problem, geometry, how, steps * probes, per_layer, layers)
+    run.measure(spectrum_of(run, steps, probes, lambda x: x), whole=not per_layer)
+    flat = _take_out_flat_layers(run) if per_layer else []
+    own = {
+        "alpha": alpha,
+        "per_layer": bool(per_layer),
+        "signed_trace": signed_trace,
+        "steps": steps,
+        "probes": probes,
     }
-    settings = run.settings(
-        alpha=alpha, per_layer=per_layer, signed_trace=signed, steps=steps, probes=probes, seed=seed
-    )
-    layers = [Layer(n, curves[n][alpha], errors[n], sizes[n]) for n in names] if per_layer else []
-    base = run.result({k: v for k, v in stats.items() if v is not None}, settings, layers)
-    error = math.sqrt(sum(e * e for e in errors.values())) / len(errors)
-    return RenyiSharpness(
-        **replace(base, standard_error=error).__dict__, curve=whole, curves=curves if per_layer else {}
-    )
+    return _assembled(run, alpha, signed_trace, flat, own)
 
 
-def _jackknife(q: Quadrature, alpha: float, signed: bool) -> float:
-    """Standard error of the logarithm of a ratio of means over probes, leaving out one at a time."""
+def _take_out_flat_layers(run: Run) -> list[str]:
+    """Names of the layers without curvature beyond rounding, which have no entropy; they are taken out."""
+    spectra = [x.detail for f in run.found for x in f.layers.values()]
+    steepest = max(max(abs(e) for e in q.extremes) for q in spectra)
+    floor = _ROUNDING * torch.finfo(run.chart.dtype).eps * steepest
+    names = [n for n in run.groups if any(n in f.layers for f in run.found)]
+    flat = [
+        n for n in names if all(max(map(abs, f.layers[n].detail.extremes)) <= floor for f in run.found if n in f.layers)
+    ]
+    if len(flat) == len(names):
+        raise DerivativeError(
+            "expected curvature other than 0 for an entropy of the spectrum, got none in any layer: the loss is flat"
+        )
+    run.found = [replace(f, layers={n: x for n, x in f.layers.items() if n not in flat}) for f in run.found]
+    return flat
+
+
+def _assembled(run: Run, alpha: float, signed: bool, flat: list[str], own: dict[str, Any]) -> RenyiSharpness:
+    """Values, curves and errors from the quadratures, for each layer or for the whole matrix."""
+    eps = _ROUNDING * torch.finfo(run.chart.dtype).eps
+    details = [{n: x.detail for n, x in f.layers.items()} or {"all": f.detail} for f in run.found]
+    spectra = [{n: _cleaned(q, eps) for n, q in each.items()} for each in details]
+    names = [n for n in spectra[0] if all(n in s for s in spectra)]
+    orders = sorted({*_CURVE, alpha})
+    curves = {n: {a: fmean(renyi_of(s[n], a, signed) for s in spectra) for a in orders} for n in names}
+    errors = {n: _root_of_squares([_jackknife(s[n], alpha, signed) for s in spectra]) for n in names}
+    whole = {a: fmean(curves[n][a] for n in names) for a in orders}
+    shorter = fmean(renyi_of(s[n].shortened(), alpha, signed) for s in spectra for n in names)
+    stats: dict[str, Any] = {"change in the last third of the steps": abs(whole[alpha] - shorter)}
+    if flat:
+        stats["layers without curvature"] = flat
+    if names == ["all"]:
+        stats["smallest possible"] = -math.log(run.chart.dimension)
+    run.found = [
+        replace(f, value=fmean(renyi_of(s[n], alpha, signed) for n in names), error=None)
+        for f, s in zip(run.found, spectra, strict=True)
+    ]
+    layers = [Layer(n, curves[n][alpha], errors[n], g.dimension) for n, g in run.groups.items() if n in names]
+    each = [e for e in errors.values() if e is not None]
+    error = _root_of_squares(each) if len(each) == len(errors) else None
+    base = run.result(stats, own, layers, error)
+    return RenyiSharpness(**base.__dict__, curve=whole, curves=curves if layers else {})
+
+
+def _root_of_squares(errors: Sequence[float | None]) -> float | None:
+    """Standard error of a mean of independent estimates; None where one has none."""
+    known = [e for e in errors if e is not None]
+    return math.sqrt(sum(e * e for e in known)) / len(errors) if len(known) == len(errors) else None
+
+
+def _cleaned(q: Quadrature, eps: float) -> Quadrature:
+    """Nodes that are nothing but rounding put to 0: a small order would make much of them."""
+    floor = eps * max(map(abs, q.extremes))
+    return replace(q, nodes=tuple(np.where(np.abs(x) > floor, x, 0.0) for x in q.nodes))
+
+
+def _jackknife(q: Quadrature, alpha: float, signed: bool) -> float | None:
+    """Standard error of the logarithm of a ratio of means, leaving out one probe at a time; None for a single one."""
     n = len(q.nodes)
     if n < 2:
-        return math.inf
+        return None
     powers, traces = q.traces(lambda x: np.abs(x) ** alpha), q.traces((lambda x: x) if signed else np.abs)
     logs = np.log((powers.sum() - powers) / (n - 1)) - alpha * np.log(np.abs(traces.sum() - traces) / (n - 1))
     return float(np.sqrt((n - 1) / n * np.sum((logs - logs.mean()) ** 2)) / abs(1 - alpha))

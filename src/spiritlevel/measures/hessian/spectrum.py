@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import numpy as np
 from spiritlevel.errors import ArgumentError, DerivativeError
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over
-from spiritlevel.measures.hessian.operator import HessianOperator
-from spiritlevel.measures.hessian.run import LayeredMeasurement, Run, check_counts, directions
+from spiritlevel.measures.hessian.operator import HessianOperator, PerLayer
+from spiritlevel.measures.hessian.run import Found, How, LayeredMeasurement, Run, check_counts, directions
 from spiritlevel.problem import Matrix, Problem
 from spiritlevel.problem.curvature import Engine
 from spiritlevel.solvers import Quadrature, quadrature
@@ -47,13 +48,14 @@ class Density(LayeredMeasurement):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON, with nodes and weights of each probe."""
-        probes = [
-            {"nodes": x.tolist(), "weights": w.tolist()}
-            for q in self.quadratures
-            for x, w in zip(q.nodes, q.weights, strict=True)
-        ]
+        probes = [p for q in self.quadratures for p in _plain(q)]
         own = {k: list(getattr(self, k)) for k in ("grid", "density", "density_error")}
         return {**super().to_dict(), **own, "width": self.width, "probes": probes}
+
+    @property
+    def drawable(self) -> bool:
+        """Whether there is a figure of it."""
+        return True
 
     def figure(self) -> Figure:
         """The density on a logarithmic scale, with its error."""
@@ -63,17 +65,22 @@ class Density(LayeredMeasurement):
 
 
 def spectrum_of(
-    run: Run, operator: HessianOperator, steps: int, probes: int, seed: int, seconds: float | None = None
-) -> Quadrature:
-    """Gauss quadrature of one operator's spectrum."""
-    return quadrature(
-        lambda v: operator.inside(operator.chart.project(operator.apply(v))),
-        itertools.islice(directions(operator, seed), probes),
-        steps,
-        operator.dimension,
-        seconds=seconds,
-        step=run.step(),
-    )
+    run: Run, steps: int, probes: int, f: Callable[[Array], Array]
+) -> Callable[[HessianOperator, int], Found]:
+    """What finds the quadrature of one matrix, with ``tr f`` of it as value."""
+
+    def found(operator: HessianOperator, seed: int) -> Found:
+        q = quadrature(
+            lambda v: operator.project(operator.apply(v)),
+            itertools.islice(directions(operator, seed), probes),
+            steps,
+            operator.dimension,
+            seconds=run.left,
+            step=run.step(),
+        )
+        return Found(*q.trace(f), q.status, q.products, q)
+
+    return found
 
 
 def hessian_density(
@@ -84,6 +91,7 @@ def hessian_density(
     probes: int = 1,
     points: int = 512,
     width: float | None = None,
+    per_layer: PerLayer = False,
     matrix: Matrix = "hessian",
     engine: Engine = "reverse",
     over: Over = "union",
@@ -106,35 +114,36 @@ def hessian_density(
         probes: random directions; two or more give errors.
         points: of the grid.
         width: standard deviation of the smoothing; by default 1 % of the range of the nodes.
+        per_layer: also for each layer's diagonal block, by a run for each; a function of the layer's name joins layers
+            to groups (`by_block`).
         matrix: ``hessian``, ``gauss_newton``, ``fisher`` or ``empirical_fisher``.
         engine: ``reverse``, or ``forward`` where memory is short.
         over: all data, or the mean over batches.
         seed: fixes the probes.
-        seconds: start no further probe after this time.
+        seconds: stop after this time with what there is.
         show_progress: force the progress bar on or off.
     """
     check_counts(steps=steps, probes=probes, points=points)
     if width is not None and not (width > 0 and math.isfinite(width)):
         raise ArgumentError(f"expected a width above 0, got {width!r}")
-    run = Run("Hessian spectral density", problem, geometry, over, matrix, engine, steps * probes, show_progress)
-    found: list[Quadrature] = []
-    for i, operator in enumerate(run.operators()):
-        found.append(q := spectrum_of(run, operator, steps, probes, seed + i, seconds))
-        value, error = q.trace(lambda x: x / q.dimension)
-        run.add(value, error, q.status)
+    how = How(matrix, engine, over, seed, seconds, show_progress)
+    run = Run("Hessian spectral density", problem, geometry, how, steps * probes, per_layer)
+
+    def mean(operator: HessianOperator, seed: int) -> Found:
+        one = spectrum_of(run, steps, probes, lambda x: x)(operator, seed)
+        n = operator.dimension
+        return replace(one, value=one.value / n, error=None if one.error is None else one.error / n)
+
+    found: list[Quadrature] = [x.detail for x in run.measure(mean)]
     low, high = min(q.extremes[0] for q in found), max(q.extremes[1] for q in found)
     spread = width or 0.01 * (high - low) or max(abs(high), 1.0) * 1e-3
     grid = np.linspace(low - 4 * spread, high + 4 * spread, points)
     curves = np.array([_smoothed(grid, x, w, spread) for q in found for x, w in zip(q.nodes, q.weights, strict=True)])
     error_curve = curves.std(0, ddof=1) / math.sqrt(len(curves)) if len(curves) > 1 else np.full(points, math.nan)
     base = run.result(
-        {
-            "smallest node": low,
-            "largest node": high,
-            "mass below 0": _mass_below(found),
-            **run.facts(sum(q.products for q in found)),
-        },
-        run.settings(steps=steps, probes=probes, width=spread, seed=seed),
+        {"smallest node": low, "largest node": high, "mass below 0": _mass_below(found)},
+        {"steps": steps, "probes": probes, "width": spread},
+        run.layers(lambda each: _spectrum_details([x.detail for x in each])),
     )
     return Density(
         **base.__dict__,
@@ -144,6 +153,21 @@ def hessian_density(
         density_error=tuple(error_curve.tolist()) if len(curves) > 1 else (),
         width=spread,
     )
+
+
+def _spectrum_details(each: list[Quadrature]) -> dict[str, Any]:
+    """Where the eigenvalues of a layer lie."""
+    return {
+        "smallest node": min(q.extremes[0] for q in each),
+        "largest node": max(q.extremes[1] for q in each),
+        "mass below 0": _mass_below(each),
+        "probes": [p for q in each for p in _plain(q)],
+    }
+
+
+def _plain(q: Quadrature) -> list[dict[str, list[float]]]:
+    """Nodes and weights of each probe."""
+    return [{"nodes": x.tolist(), "weights": w.tolist()} for x, w in zip(q.nodes, q.weights, strict=True)]
 
 
 def _smoothed(grid: Array, nodes: Array, weights: Array, width: float) -> Array:
@@ -165,24 +189,17 @@ def _functional(
     geometry: Geometry,
     steps: int,
     probes: int,
-    matrix: Matrix,
-    engine: Engine,
-    over: Over,
-    seed: int,
-    seconds: float | None,
-    show_progress: bool | None,
+    per_layer: PerLayer,
+    how: How,
     own: dict[str, Any],
 ) -> LayeredMeasurement:
     """``tr f(H)``, with the change that the last third of the Lanczos steps made."""
     check_counts(steps=steps, probes=probes)
-    run = Run(name, problem, geometry, over, matrix, engine, steps * probes, show_progress)
-    products = 0
-    for i, operator in enumerate(run.operators()):
-        q = spectrum_of(run, operator, steps, probes, seed + i, seconds)
-        products += q.products
-        value, error = q.trace(f)
-        run.add(value, error, q.status)
-    return run.result(run.facts(products), run.settings(**own, steps=steps, probes=probes, seed=seed))
+    run = Run(name, problem, geometry, how, steps * probes, per_layer)
+    found = run.measure(spectrum_of(run, steps, probes, f))
+    shorter = [x.detail.shortened().trace(f)[0] for x in found]
+    settled = {"change in the last third of the steps": abs(fmean(x.value for x in found) - fmean(shorter))}
+    return run.result(settled, {**own, "steps": steps, "probes": probes})
 
 
 def hessian_logdet(
@@ -193,6 +210,7 @@ def hessian_logdet(
     absolute: bool = False,
     steps: int = 40,
     probes: int = 5,
+    per_layer: PerLayer = False,
     matrix: Matrix = "hessian",
     engine: Engine = "reverse",
     over: Over = "union",
@@ -211,11 +229,13 @@ def hessian_logdet(
         absolute: take ``|lambda| + damping``; otherwise an eigenvalue at or below ``-damping`` is an error.
         steps: Lanczos steps for each probe.
         probes: random directions; two or more give an error bar.
+        per_layer: also for each layer's diagonal block, by a run for each; a function of the layer's name joins layers
+            to groups (`by_block`).
         matrix: ``hessian``, ``gauss_newton``, ``fisher`` or ``empirical_fisher``.
         engine: ``reverse``, or ``forward`` where memory is short.
         over: all data, or the mean over batches.
         seed: fixes the probes.
-        seconds: start no further probe after this time.
+        seconds: stop after this time with what there is.
         show_progress: force the progress bar on or off.
     """
     if not (damping > 0 and math.isfinite(damping)):
@@ -230,11 +250,9 @@ def hessian_logdet(
         logs: Array = np.log((np.abs(x) if absolute else x) + damping)
         return logs
 
+    how = How(matrix, engine, over, seed, seconds, show_progress)
     own = {"damping": damping, "absolute": absolute}
-    return _functional(
-        "Hessian log-determinant", f, problem, geometry, steps, probes, matrix, engine, over, seed, seconds,
-        show_progress, own,
-    )  # fmt: skip
+    return _functional("Hessian log-determinant", f, problem, geometry, steps, probes, per_layer, how, own)
 
 
 def effective_dimension(
@@ -244,6 +262,7 @@ def effective_dimension(
     damping: float = 1.0,
     steps: int = 40,
     probes: int = 5,
+    per_layer: PerLayer = False,
     matrix: Matrix = "hessian",
     engine: Engine = "reverse",
     over: Over = "union",
@@ -258,7 +277,11 @@ def effective_dimension(
     """
     if not (damping > 0 and math.isfinite(damping)):
         raise ArgumentError(f"expected a damping above 0, got {damping!r}")
-    return _functional(
-        "effective dimension", lambda x: np.abs(x) / (np.abs(x) + damping), problem, geometry, steps, probes, matrix,
-        engine, over, seed, seconds, show_progress, {"damping": damping},
-    )  # fmt: skip
+    how = How(matrix, engine, over, seed, seconds, show_progress)
+
+    def f(x: Array) -> Array:
+        shares: Array = np.abs(x) / (np.abs(x) + damping)
+        return shares
+
+    own = {"damping": damping}
+    return _functional("effective dimension", f, problem, geometry, steps, probes, per_layer, how, own)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Literal
 
-import numpy as np
 from torch import Tensor
 
 from spiritlevel.core.tensors import dot
 from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over
-from spiritlevel.measures.hessian.operator import HessianOperator
-from spiritlevel.measures.hessian.run import Layer, LayeredMeasurement, Run, check_counts, directions, signs
+from spiritlevel.measures.hessian.operator import HessianOperator, PerLayer
+from spiritlevel.measures.hessian.run import Found, How, LayeredMeasurement, Run, check_counts, directions, signs
 from spiritlevel.problem import Matrix, Problem
 from spiritlevel.problem.curvature import Engine
 from spiritlevel.solvers import Estimate, hutch_pp, hutchinson, xtrace
@@ -30,7 +30,7 @@ def hessian_trace(
     samples: int = 100,
     tolerance: float = 0.02,
     method: Method = "hutchinson",
-    per_layer: bool = False,
+    per_layer: PerLayer = False,
     matrix: Matrix = "hessian",
     engine: Engine = "reverse",
     over: Over = "union",
@@ -40,9 +40,10 @@ def hessian_trace(
 ) -> LayeredMeasurement:
     """The trace of the Riemannian Hessian on the horizontal space: average curvature times dimension.
 
-    ``hutchinson`` means ``v.Hv`` over random signs and stops when the standard error is below ``tolerance`` times the
-    value (never by a change of the running mean, which stops by chance); ``hutch++`` and ``xtrace`` take all
-    ``samples`` products and have smaller errors where few eigenvalues carry the trace.
+    Each estimator stops when its standard error is below ``tolerance`` times the value (never by a change of the
+    running mean, which stops by chance), or after ``samples`` products. ``hutchinson`` is the mean of ``v.Hv`` over
+    random signs; ``hutch++`` and ``xtrace`` have smaller errors where few eigenvalues carry the trace, and keep as many
+    vectors of the size of the weights as they make products.
 
     Invariant under whatever the geometry is invariant under. Costs one gradient and about two for each product.
 
@@ -50,78 +51,76 @@ def hessian_trace(
         problem: model, loss and data.
         geometry: what a unit length is.
         samples: most products.
-        tolerance: wanted standard error relative to the value (``hutchinson`` only); 0 for all samples.
+        tolerance: wanted standard error relative to the value; 0 for all samples.
         method: the estimator.
-        per_layer: also the trace of each layer's diagonal block, from the same products (``hutchinson`` only).
+        per_layer: also the trace of each layer's diagonal block: with ``hutchinson`` from the same products, otherwise
+            by a run for each. A function of the layer's name joins layers to groups (`by_block`).
         matrix: ``hessian``, ``gauss_newton``, ``fisher`` or ``empirical_fisher``.
         engine: ``reverse``, or ``forward`` where memory is short.
         over: all data, or the mean over batches.
         seed: fixes the random vectors.
-        seconds: stop after this time with what there is (``hutchinson`` only).
+        seconds: stop after this time with what there is.
         show_progress: force the progress bar on or off.
     """
     check_counts(samples=samples)
     if not tolerance >= 0:
         raise ArgumentError(f"expected a tolerance from 0 on, got {tolerance!r}")
-    if method not in ("hutchinson", "hutch++", "xtrace"):
+    if method not in _ESTIMATORS:
         raise ArgumentError(f"expected method 'hutchinson', 'hutch++' or 'xtrace', got {method!r}")
-    if per_layer and method != "hutchinson":
-        raise ArgumentError(f"expected method='hutchinson' for per_layer=True, got {method!r}")
-    run = Run("Hessian trace", problem, geometry, over, matrix, engine, samples, show_progress)
-    found: list[Estimate] = []
-    for i, operator in enumerate(run.operators()):
-        if method == "hutchinson":
-            estimate = _hutchinson(run, operator, samples, tolerance, seed + i, per_layer, seconds)
-        else:
-            third = {"hutch++": 3, "xtrace": 2}[method]
-            estimate = {"hutch++": hutch_pp, "xtrace": xtrace}[method](
-                operator.apply,
-                directions(operator, seed + i),
-                samples=samples,
-                dimension=operator.dimension,
-                step=run.step(samples // third),
-            )
-        found.append(estimate)
-        run.add(estimate.value, estimate.error, estimate.status)
-    return run.result(
-        run.facts(sum(e.products for e in found)),
-        run.settings(method=method, samples=samples, tolerance=tolerance, seed=seed),
-        _layers(run, found) if per_layer else (),
-    )
+    how = How(matrix, engine, over, seed, seconds, show_progress)
+    run = Run("Hessian trace", problem, geometry, how, samples, per_layer)
+    estimator = _ESTIMATORS[method]
+    run.measure(lambda o, s: estimator(run, o, s, samples, float(tolerance)), split=method != "hutchinson")
+    return run.result({}, {"method": method, "samples": samples, "tolerance": tolerance})
 
 
-def _hutchinson(
-    run: Run,
-    operator: HessianOperator,
-    samples: int,
-    tolerance: float,
-    seed: int,
-    per_layer: bool,
-    seconds: float | None,
-) -> Estimate:
-    layers = list(operator.chart.layers().values()) if per_layer else []
+def _hutchinson(run: Run, operator: HessianOperator, seed: int, samples: int, tolerance: float) -> Found:
+    """The trace, and that of each layer from the same products."""
+    groups = run.groups
 
     def reduce(v: Tensor, hv: Tensor) -> list[float]:
-        return [dot(v, hv), *(math.fsum(dot(v[s], hv[s]) for s in stretches) for stretches in layers)]
+        return [dot(v, hv), *(math.fsum(dot(v[s], hv[s]) for s in g.stretches) for g in groups.values())]
 
     block = run.block
-    return hutchinson(
+    e = hutchinson(
         operator.apply,
         signs(operator, seed),
         tolerance=tolerance,
         samples=samples,
         block=block,
         reduce=reduce,
-        seconds=seconds,
+        seconds=run.left,
         step=run.step(block),
     )
+    parts = zip(groups, e.values[1:], e.errors[1:], strict=True)
+    layers = {n: Found(float(v), float(x), e.status, 0) for n, v, x in parts}
+    return Found(e.value, e.error, e.status, e.products, layers=layers)
 
 
-def _layers(run: Run, found: list[Estimate]) -> list[Layer]:
-    values = np.mean([e.values[1:] for e in found], axis=0)
-    errors = np.sqrt(np.sum([e.errors[1:] ** 2 for e in found], axis=0)) / len(found)
-    sizes = {n: sum(s.stop - s.start for s in stretches) for n, stretches in run.chart.layers().items()}
-    return [Layer(n, float(v), float(e), size) for (n, size), v, e in zip(sizes.items(), values, errors, strict=True)]
+def _sketched(
+    estimate: Callable[..., Estimate],
+) -> Callable[[Run, HessianOperator, int, int, float], Found]:
+    def found(run: Run, operator: HessianOperator, seed: int, samples: int, tolerance: float) -> Found:
+        e = estimate(
+            operator.apply,
+            directions(operator, seed),
+            tolerance=tolerance,
+            samples=samples,
+            dimension=operator.dimension,
+            block=run.block,
+            seconds=run.left,
+            step=run.step(run.block),
+        )
+        return Found(e.value, e.error, e.status, e.products)
+
+    return found
+
+
+_ESTIMATORS: Mapping[str, Callable[[Run, HessianOperator, int, int, float], Found]] = {
+    "hutchinson": _hutchinson,
+    "hutch++": _sketched(hutch_pp),
+    "xtrace": _sketched(xtrace),
+}
 
 
 def hessian_norm(
@@ -130,6 +129,7 @@ def hessian_norm(
     *,
     samples: int = 100,
     tolerance: float = 0.05,
+    per_layer: PerLayer = False,
     matrix: Matrix = "hessian",
     engine: Engine = "reverse",
     over: Over = "union",
@@ -140,23 +140,27 @@ def hessian_norm(
     """The Frobenius norm ``sqrt(tr H^2)`` of the Riemannian Hessian, from the mean of ``|Hv|^2`` over random signs.
 
     Invariant under whatever the geometry is invariant under. Costs one gradient and about two for each product. The
-    arguments are those of `hessian_trace`.
+    arguments are those of `hessian_trace`; the norm of each layer's diagonal block takes a run of its own.
     """
     check_counts(samples=samples)
-    run = Run("Hessian Frobenius norm", problem, geometry, over, matrix, engine, samples, show_progress)
-    products = 0
-    for i, operator in enumerate(run.operators()):
-        estimate = hutchinson(
+    if not tolerance >= 0:
+        raise ArgumentError(f"expected a tolerance from 0 on, got {tolerance!r}")
+    how = How(matrix, engine, over, seed, seconds, show_progress)
+    run = Run("Hessian Frobenius norm", problem, geometry, how, samples, per_layer)
+
+    def norm(operator: HessianOperator, seed: int) -> Found:
+        e = hutchinson(
             operator.apply,
-            signs(operator, seed + i),
-            tolerance=2 * tolerance,  # of the square
+            signs(operator, seed),
+            tolerance=2.0 * tolerance,  # of the square
             samples=samples,
             block=run.block,
             reduce=lambda _, hv: (dot(hv, hv),),
-            seconds=seconds,
+            seconds=run.left,
             step=run.step(run.block),
         )
-        products += estimate.products
-        norm = math.sqrt(estimate.value)
-        run.add(norm, estimate.error / (2 * norm) if norm else 0.0, estimate.status)
-    return run.result(run.facts(products), run.settings(samples=samples, tolerance=tolerance, seed=seed))
+        root = math.sqrt(e.value)
+        return Found(root, e.error / (2 * root) if root else 0.0, e.status, e.products)
+
+    run.measure(norm)
+    return run.result({}, {"samples": samples, "tolerance": tolerance})
