@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from collections.abc import Sequence
@@ -216,7 +217,7 @@ def _report(console: Console, folder: Path, out: Path, settings: Settings) -> tu
     for finding in result.findings:
         if finding.target in ("", "test_gap") and finding.kind in ("result", "warning"):
             _text(console, f"{finding.kind}: {finding.text}")
-    written = result.write(out)
+    written = _written(result, out)
     kept = folder / "study.db"
     _head(console, "5. The report", "with figures, all test sets and all warnings, and how to go on:")
     for what, line in {
@@ -228,6 +229,16 @@ def _report(console: Console, folder: Path, out: Path, settings: Settings) -> tu
     }.items():
         console.print(f"   {what}: [bold]{escape(str(line))}[/bold]", highlight=False, soft_wrap=True)
     return result, written
+
+
+def _written(result: StudyReport, out: Path) -> list[Path]:
+    """The report's files; drawn anew only where the same report is not there already."""
+    mark, key = out / ".of", hashlib.sha256(result.page().encode("utf-8", "backslashreplace")).hexdigest()
+    if mark.is_file() and mark.read_text(encoding="utf-8") == key and (out / "report.html").is_file():
+        return sorted(p for p in out.iterdir() if p != mark)
+    written = result.write(out)
+    mark.write_text(key, encoding="utf-8")
+    return sorted(written)
 
 
 def _taus(result: StudyReport) -> Table:
