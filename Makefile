@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt peers.txt
 	@$(PIP) --no-deps -r peers.txt
 	@touch $@
 
-demo: setup  ## Train a small network and measure it before and after an orbit move
+demo: setup  ## Train a zoo of small networks, measure it, and see what flatness tells (kept for the next time)
 	@$(BIN)/spiritlevel demo
 
 test: setup  ## Run the fast tests and the doctests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from spiritlevel.demo.zoo import Member, cores, make_zoo
 from spiritlevel.errors import ModelError
 from spiritlevel.study import Store, load_checkpoint, run_study
 from spiritlevel.study.report import StudyReport, report
+from spiritlevel.study.statistics.resamples import Interval
 from spiritlevel.symmetry import find_symmetries
 
 __all__ = ["run_demo"]
@@ -215,7 +217,7 @@ def _report(console: Console, folder: Path, out: Path, settings: Settings) -> tu
     for finding in result.findings:
         if finding.target in ("", "test_gap") and finding.kind in ("result", "warning"):
             _text(console, f"{finding.kind}: {finding.text}")
-    written = result.write(out)
+    written = _written(result, out)
     kept = folder / "study.db"
     _head(console, "5. The report", "with figures, all test sets and all warnings, and how to go on:")
     for what, line in {
@@ -229,6 +231,16 @@ def _report(console: Console, folder: Path, out: Path, settings: Settings) -> tu
     return result, written
 
 
+def _written(result: StudyReport, out: Path) -> list[Path]:
+    """The report's files; drawn anew only where the same report is not there already."""
+    mark, key = out / ".of", hashlib.sha256(result.page().encode("utf-8", "backslashreplace")).hexdigest()
+    if mark.is_file() and mark.read_text(encoding="utf-8") == key and (out / "report.html").is_file():
+        return sorted(p for p in out.iterdir() if p != mark)
+    written = result.write(out)
+    mark.write_text(key, encoding="utf-8")
+    return sorted(written)
+
+
 def _taus(result: StudyReport) -> Table:
     """Measures in rows, test sets in columns."""
     table, targets = Table("measure"), result.analysis.targets
@@ -236,8 +248,7 @@ def _taus(result: StudyReport) -> Table:
     for target in targets:
         table.add_column(target.removesuffix("_gap"), justify="right")
         for r in sorted(result.analysis.of(target), key=lambda r: (r.baseline, r.measure)):
-            style = "bold" if r.tau.excludes_zero else ""
-            cells.setdefault(r.measure, []).append(Text(f"{r.tau.value:.2f}", style=style))
+            cells.setdefault(r.measure, []).append(_cell(r.tau))
     for measure, row in cells.items():
         table.add_row(measure, *row)
     return table
@@ -247,7 +258,9 @@ def _matched(result: StudyReport) -> Table:
     """Granulated tau: measures in rows, hyperparameters in columns."""
     found = {m: g for (m, t), g in result.analysis.granulated.items() if t == "test_gap" and m in MEASURES}
     axes = list(dict.fromkeys(g.axis for row in found.values() for g in row if g.groups))
-    table = Table("measure", *(Text(a, justify="right") for a in axes))
+    table = Table("measure")
+    for axis in axes:
+        table.add_column(axis, justify="right")
     for measure, row in found.items():
         taus = {g.axis: g.tau for g in row}
         cells = [
@@ -255,6 +268,10 @@ def _matched(result: StudyReport) -> Table:
         ]
         table.add_row(measure, *(Text(words, style=style, justify="right") for words, style in cells))
     return table
+
+
+def _cell(tau: Interval) -> Text:
+    return Text(f"{tau.value:.2f}", style="bold" if tau.excludes_zero else "")
 
 
 def _head(console: Console, title: str, text: str) -> None:
