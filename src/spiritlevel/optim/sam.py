@@ -103,7 +103,7 @@ class SAM(Optimizer):
         self.steps, self.passes = 0, 0
         # What Optimizer.__init__ does, but for groups and state of its own: those are the base's.
         Optimizer.__setstate__(self, {"defaults": base.defaults})
-        self._model, self._seed, self._scaling = model, seed, Scaling(scaler, self)
+        self._model, self._seed, self._scaling = model, seed, Scaling(scaler, self, self._parameters[0].device)
         self._roles = {} if model is None else roles_of(model)
         self._memory: Memory = {}
         self._ascent: Ascent | None = None
@@ -382,7 +382,7 @@ def _check(base: Any, rule: Any, model: Any, sync: str, clip_norm: float | None,
         raise ArgumentError("expected the DistributedDataParallel module as model= where each rank perturbs by itself")
     if sync == "local" and rule.joins:
         raise ArgumentError(
-            f"expected sync='global', because {type(rule).__name__} updates with the first gradient too"
+            f"expected sync='global': the update of {type(rule).__name__} needs the first gradient too"
         )
     if clip_norm is not None and not clip_norm > 0:
         raise ArgumentError(f"expected clip_norm above 0, got {clip_norm!r}")

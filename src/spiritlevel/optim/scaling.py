@@ -35,11 +35,14 @@ class Scaling:
     Args:
         scaler: as given by the user; one that is switched off counts as none.
         owner: the optimizer that the scaler knows.
+        device: of the parameters.
     """
 
-    def __init__(self, scaler: GradScaler | None, owner: Optimizer) -> None:
+    def __init__(self, scaler: GradScaler | None, owner: Optimizer, device: torch.device) -> None:
         self._scaler, self._owner = scaler, owner
         self._poisoned = False
+        if self.live is not None:
+            self.live.scale(torch.zeros((), device=device))  # torch makes the scale at its first use, and asks before
 
     @property
     def given(self) -> bool:
