@@ -97,7 +97,7 @@ def test_perturbation_is_its_formula(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLAIN_UPDATE)
 def test_update_takes_the_gradient_of_the_perturbed_point(name: str) -> None:
-    # Kills: the plain step of the base optimizer (checked apart), a step from the perturbed point, both gradients added.
+    # Kills: the plain step of the base optimizer, a step from the perturbed point, both gradients added.
     model, x, y = build()
     rule, vector = PERTURBATIONS[name]
     w = flat(model)

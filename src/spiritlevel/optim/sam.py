@@ -381,9 +381,7 @@ def _check(base: Any, rule: Any, model: Any, sync: str, clip_norm: float | None,
     if sync == "local" and not hasattr(model, "no_sync"):
         raise ArgumentError("expected the DistributedDataParallel module as model= where each rank perturbs by itself")
     if sync == "local" and rule.joins:
-        raise ArgumentError(
-            f"expected sync='global': the update of {type(rule).__name__} needs the first gradient too"
-        )
+        raise ArgumentError(f"expected sync='global': the update of {type(rule).__name__} needs the first gradient too")
     if clip_norm is not None and not clip_norm > 0:
         raise ArgumentError(f"expected clip_norm above 0, got {clip_norm!r}")
     if not isinstance(warmup, int) or warmup < 0:

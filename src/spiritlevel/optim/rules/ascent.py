@@ -121,7 +121,8 @@ class RSAM(Perturbation):
 
     It moves along the gradient, so it is SAM with the radius ``rho sum |g|^(2 alpha) / |g|^(2 alpha + 1)``: that
     depends on the number of weights, grows without bound as the gradient goes to 0 (hence the authors' plain first
-    epochs: see ``warmup`` of `SAM`), and for ``alpha < 1`` the step goes downhill. ``SAM.radius`` shows it after each step.
+    epochs: see ``warmup`` of `SAM`), and for ``alpha < 1`` the step goes downhill. ``SAM.radius`` shows it after each
+    step.
 
     Args:
         rho: weight of the regulariser (the authors' 0.65), not a radius.

@@ -28,7 +28,8 @@ class GeodesicSAM(Rule):
     of the model's weight symmetries. What the base optimizer is given is ``grad f(z)`` at the user's weights ``w``:
 
     - as a covector (the default): the gradient that ``L`` would have at w. At ``rho -> 0`` it is the plain gradient, so
-      any base optimizer works as usual. Its own step is Euclidean, so only the ascent is invariant.
+      any base optimizer works as usual. Its own step is Euclidean, so only the ascent is invariant. Weights the
+      geometry cannot move (those at 0 in the elementwise one) get their gradient at w.
     - as a vector (``riemannian=True``): the horizontal lift, the Riemannian gradient. A base step that is linear in it
       and in the weights, with numbers that are the same everywhere (SGD with or without momentum, Nesterov, weight
       decay), then commutes with the group, which acts linearly on the pairs: two starts on one orbit give the same
@@ -72,46 +73,63 @@ class GeodesicSAM(Rule):
         where, blocks = point.fixed
         chart = self.geometry.chart({n: point.parameters[i].detach() for n, i in where.items()}, blocks)
         given = {s.index: s.gradient for s in point.slots}
-        gradient = _pushed(chart, {n: given.get(i) for n, i in where.items()})
+        first = {n: given.get(i, torch.zeros_like(point.parameters[i])) for n, i in where.items()}
+        gradient = _pushed(chart, first)
         size = norm(gradient)
         if not size < float("inf"):  # NaN too
             raise DerivativeError(f"expected a finite gradient for a step along a geodesic, got a norm of {size}")
         z = gradient * (self.rho / size if size > 0 else 0.0)
-        point.radius = torch.tensor(self.rho if size > 0 else 0.0)
         weights, pull_back = chart.evaluate(z)
-        point.way = (chart, pull_back)
+        back = chart.tangent if self.riemannian else _Covectors(chart, first, gradient)
+        point.radius, point.way = torch.tensor(self.rho if size > 0 else 0.0), (pull_back, back)
         for name, i in where.items():
             p = point.parameters[i].detach()
             yield Slot(i, p, p, p), weights[name]
 
     def finish(self, point: Point) -> None:
-        where, (chart, pull_back) = point.fixed[0], point.way
-        given = {n: _gradient(point.parameters[i]) for n, i in where.items()}
-        pulled = pull_back(given)
-        back = chart.tangent(pulled) if self.riemannian else _transposed(chart, pulled, given)
+        where, (pull_back, back) = point.fixed[0], point.way
+        found = back(pull_back({n: _gradient(point.parameters[i]) for n, i in where.items()}))
         for name, i in where.items():
             p = point.parameters[i]
-            p.grad = back[name].to(p.dtype)
+            p.grad = found[name].to(p.dtype)
 
 
 def _gradient(p: Tensor) -> Tensor:
     return torch.zeros_like(p) if p.grad is None else p.grad.detach()
 
 
-def _pushed(chart: Chart, covector: dict[str, Tensor | None]) -> Tensor:
+def _pushed(chart: Chart, covector: Mapping[str, Tensor]) -> Tensor:
     """The gradient of f at 0, from that of L at the user's weights: transposed `Chart.tangent`."""
     with torch.enable_grad():
         z = chart.zeros().requires_grad_()
-        tangent = chart.tangent(z)
-        names = [n for n, g in covector.items() if g is not None and tangent[n].requires_grad]
-        outputs = [tangent[n] for n in names]
-        given = [g.to(t.dtype) for n, t in zip(names, outputs, strict=True) if (g := covector[n]) is not None]
-        return torch.autograd.grad(outputs, z, given)[0]
+        tangent = {n: t for n, t in chart.tangent(z).items() if t.requires_grad}
+        return torch.autograd.grad(list(tangent.values()), z, [covector[n].to(t.dtype) for n, t in tangent.items()])[0]
 
 
-def _transposed(chart: Chart, pulled: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The covector at the user's weights with those coordinates: transposed `Chart.coordinates`."""
-    with torch.enable_grad():
-        tangent = {n: torch.zeros_like(g).requires_grad_() for n, g in like.items()}
-        found = torch.autograd.grad(chart.coordinates(tangent), list(tangent.values()), pulled, allow_unused=True)
-    return {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(tangent.items(), found, strict=True)}
+class _Covectors:
+    """From coordinates to covectors at the user's weights: transposed `Chart.coordinates`.
+
+    What the chart cannot see of the gradient at w (weights that are 0 in an elementwise geometry, heads without rank)
+    is added as it is: without it such weights would never learn.
+
+    Args:
+        chart: at w.
+        first: the gradient of L there.
+        coordinates: that of f.
+    """
+
+    def __init__(self, chart: Chart, first: Mapping[str, Tensor], coordinates: Tensor) -> None:
+        with torch.enable_grad():
+            self._tangent = {n: torch.zeros_like(g).requires_grad_() for n, g in first.items()}
+            self._linear = chart.coordinates(self._tangent)
+        seen = self._transposed(coordinates)
+        self._unseen = {n: g - seen[n] for n, g in first.items()}
+
+    def _transposed(self, z: Tensor) -> dict[str, Tensor]:
+        found = torch.autograd.grad(
+            self._linear, list(self._tangent.values()), z.to(self._linear), retain_graph=True, materialize_grads=True
+        )
+        return dict(zip(self._tangent, found, strict=True))
+
+    def __call__(self, z: Tensor) -> dict[str, Tensor]:
+        return {n: g + self._unseen[n] for n, g in self._transposed(z).items()}
