@@ -30,9 +30,9 @@ class _Setting:
         return F.cross_entropy(self.model(self.x).logits, self.y)
 
     def update(self, loss: Tensor) -> None:
-        self.base.zero_grad()
         loss.backward()
         self.base.step()
+        self.base.zero_grad()  # at the end, as SAM does: memory is compared from the same start
 
 
 def _plain(s: _Setting) -> Callable[[], Any]:

@@ -6,6 +6,16 @@ from spiritlevel.optim.adam_state import root_diagonal_from_state
 from spiritlevel.optim.rules import RULES
 from spiritlevel.optim.sam import SAM
 from spiritlevel.optim.teacher import EMATeacherLoss
+from spiritlevel.optim.trainers import SharpnessAware
 from spiritlevel.optim.trajectory import TrajectoryLoss
 
-__all__ = ["RULES", "SAM", "AdamE", "EMATeacherLoss", "TrajectoryLoss", "root_diagonal_from_state", "rules"]
+__all__ = [
+    "RULES",
+    "SAM",
+    "AdamE",
+    "EMATeacherLoss",
+    "SharpnessAware",
+    "TrajectoryLoss",
+    "root_diagonal_from_state",
+    "rules",
+]

@@ -107,6 +107,7 @@ class SAM(Optimizer):
         self._roles = {} if model is None else roles_of(model)
         self._memory: Memory = {}
         self._ascent: Ascent | None = None
+        self._combined = False
         self._marked: RandomState | None = None
         self._radius: Tensor | None = None
         self._fixed = rule.prepare(self._parameters, self._roles, model)
@@ -210,11 +211,10 @@ class SAM(Optimizer):
         self.first_step()
         try:
             yield
+            self.finish()
         except BaseException:
             self._abandon()
             raise
-        if self._ascent is not None:
-            self._ascent.come_back()
 
     def first_step(self) -> None:
         """Move to the perturbed point along the gradients, and clear these."""
@@ -238,11 +238,34 @@ class SAM(Optimizer):
         """Come back to the weights and update with the gradients of the perturbed point."""
         self.step()
 
+    def finish(self) -> None:
+        """Come back, and make of the gradients those of the update, before they are clipped or looked at.
+
+        `perturbed` does it on leaving, and a step otherwise; to be called by hand only where gradients are changed
+        before a step without a second pass (LookSAM). With a GradScaler it has to wait for the step, which unscales:
+        clip by ``clip_norm`` there.
+        """
+        if self._ascent is not None:
+            self._ascent.come_back()
+        if self._scaling.live is None:
+            self._combine()
+
+    @torch.no_grad()
+    def _combine(self) -> None:
+        """Let the rule have its say over the gradients, once for each step."""
+        if self._combined or all(p.grad is None for p in self._parameters):
+            return
+        self._combined = True
+        if self._ascent is not None:
+            self.rule.finish(self._ascent.point)
+        elif self.steps >= self.warmup:
+            self.rule.reuse(self._point(slots_of(self._parameters)))
+
     def _abandon(self) -> None:
         """Come back and forget the step."""
         if self._ascent is not None:
             self._ascent.come_back()
-        self._ascent, self._marked = None, None
+        self._ascent, self._marked, self._combined = None, None, False
         self._scaling.forget()
         self._clear()
 
@@ -261,17 +284,13 @@ class SAM(Optimizer):
         if ascent is not None:
             ascent.come_back()
         if self._scaling.last(self._parameters, hook):
-            self._update(None if ascent is None else ascent.point)
-        self._ascent, self._marked = None, None
+            self._combine()
+            self._update()
+        self._ascent, self._marked, self._combined = None, None, False
         self._clear()
 
-    def _update(self, point: Point | None) -> None:
-        """Let the rule have its say over the gradients, clip, step, count."""
-        with torch.no_grad():
-            if point is not None:
-                self.rule.finish(point)
-            elif self.steps >= self.warmup:
-                self.rule.reuse(self._point(slots_of(self._parameters)))
+    def _update(self) -> None:
+        """Clip, step, count."""
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
         self.base.step()

@@ -20,8 +20,8 @@ class TrajectoryLoss(nn.Module):
     """The trajectory loss of SAF, to be added to the cross-entropy: ``lam tau^2 KL(past / tau || now / tau)``.
 
     ``past`` are the logits of the same example ``lag`` epochs ago, cut off (Du et al. 2022, Eq. 8). The factor
-    ``tau^2`` is in the authors' code and not in their equation. Their change over the epochs stands for the sharpness along the
-    trajectory, so no second pass is needed: a step costs what it costs without. ::
+    ``tau^2`` is in the authors' code and not in their equation. Their change over the epochs stands for the sharpness
+    along the trajectory, so no second pass is needed: a step costs what it costs without. ::
 
         extra = TrajectoryLoss(len(data), classes)
         for epoch in range(epochs):
@@ -31,10 +31,10 @@ class TrajectoryLoss(nn.Module):
                 loss = F.cross_entropy(logits, y) + extra(logits, indices)
 
     Rows that were not written ``lag`` epochs ago are left out of the mean over the batch (the published code reads
-    zeros there, which on several ranks is most of them). With several processes the logits are shared: through the file at
-    ``path``, or, without one, by gathering every batch from all ranks, which then each hold all of them. Nothing is
-    stored or added in evaluation mode. Past logits come from another augmentation; with mixed images (mixup) they are
-    of another image, so do not. Not to be called in both passes of `SAM`.
+    zeros there, which on several ranks is most of them). With several processes the logits are shared: through the
+    file at ``path``, or, without one, by gathering every batch from all ranks, which then each hold all of them.
+    Nothing is stored or added in evaluation mode. Past logits come from another augmentation; with mixed images
+    (mixup) they are of another image, so do not. Not to be called in both passes of `SAM`.
 
     Memory: ``samples (lag + 1) (2 classes + 4)`` bytes in half precision.
 

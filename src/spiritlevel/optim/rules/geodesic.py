@@ -119,17 +119,17 @@ class _Covectors:
     """
 
     def __init__(self, chart: Chart, first: Mapping[str, Tensor], coordinates: Tensor) -> None:
-        with torch.enable_grad():
-            self._tangent = {n: torch.zeros_like(g).requires_grad_() for n, g in first.items()}
-            self._linear = chart.coordinates(self._tangent)
-        seen = self._transposed(coordinates)
+        self._chart = chart
+        seen = self._transposed(coordinates, first)
         self._unseen = {n: g - seen[n] for n, g in first.items()}
 
-    def _transposed(self, z: Tensor) -> dict[str, Tensor]:
-        found = torch.autograd.grad(
-            self._linear, list(self._tangent.values()), z.to(self._linear), retain_graph=True, materialize_grads=True
-        )
-        return dict(zip(self._tangent, found, strict=True))
+    def _transposed(self, z: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Done anew each time: what autograd would keep weighs on the network's own pass."""
+        with torch.enable_grad():
+            tangent = {n: torch.zeros_like(g).requires_grad_() for n, g in like.items()}
+            linear = self._chart.coordinates(tangent)
+        found = torch.autograd.grad(linear, list(tangent.values()), z.to(linear), materialize_grads=True)
+        return dict(zip(tangent, found, strict=True))
 
     def __call__(self, z: Tensor) -> dict[str, Tensor]:
-        return {n: g + self._unseen[n] for n, g in self._transposed(z).items()}
+        return {n: g + self._unseen[n] for n, g in self._transposed(z, self._unseen).items()}
