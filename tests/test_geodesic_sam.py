@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 import spiritlevel as sl
 from conftest import build_vit
+from networks import network
 from spiritlevel.errors import DerivativeError
 from spiritlevel.geometry import Geometry
 from spiritlevel.optim import SAM, rules
 from spiritlevel.problem import Objective
+from spiritlevel.symmetry import KINDS
 
 F = nn.functional
 
@@ -175,3 +177,29 @@ def test_a_gradient_that_is_not_finite_raises(batches: list[tuple[Tensor, Tensor
     with pytest.raises(DerivativeError, match="expected a finite gradient for a step along a geodesic"):
         sam.step(lambda: model(batches[0][0]).logits.sum() * float("nan"))
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["perceptron", "encoder"])
+def test_orbits_of_other_groups_too(name: str) -> None:
+    # Gains of norms, ReLU neurons, translations: blocks with a canonical section, whose differential carries the
+    # gradients there and back. Kills: gradients handed over without it.
+    net, batch = network(name)
+    model = copy.deepcopy(net)
+    kinds = [k for k in KINDS if k not in ("residual", "classifier")]
+    blocks = sl.find_symmetries(model, kinds=kinds, batch=batch)
+    assert len(blocks) > 0
+    other = copy.deepcopy(model)
+    other.load_state_dict(sl.move_along_orbit(model, blocks, strength=0.5, seed=3))
+    x, y = batch
+    ends = []
+    for one in (model, other):
+        base = torch.optim.SGD(one.parameters(), lr=0.02)
+        rule = rules.GeodesicSAM(0.1, sl.Quotient(blocks=blocks, rest=sl.Euclidean()), riemannian=True)
+        sam, outputs = SAM(base, rule, model=one), [one(x).detach()]
+        for _ in range(4):
+            sam.step(lambda one=one: F.cross_entropy(one(x), y))
+            outputs.append(one(x).detach())
+        ends.append(outputs)
+    assert difference(ends[0][:1], ends[1][:1]) < 1e-10
+    assert difference(ends[0][:1], ends[0][-1:]) > 1e-3
+    assert difference(*ends) < 1e-7

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
-from spiritlevel.experiments import EXPERIMENTS, adam_sparse, sam_digits
+from spiritlevel.experiments import EXPERIMENTS, adam_sparse, sam_digits, sam_methods
 from spiritlevel.experiments.intervals import mean_interval, verdict
 
 
@@ -66,7 +66,7 @@ def test_sam_digits_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 def test_a_method_does_not_see_the_others() -> None:
     # Kills: methods that share the random state, so that the table depends on its order.
-    setting = sam_digits.Setting(examples=50, epochs=2, seeds=1)
+    setting = sam_methods.Setting(examples=50, epochs=2, seeds=1)
     both = sam_digits._compete(setting, "small net", 0, lambda *_, **__: None)
     only = dict(sam_digits.METHODS)
     try:

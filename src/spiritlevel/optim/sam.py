@@ -10,10 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from spiritlevel.errors import ArgumentError, CheckpointError
 from spiritlevel.optim.ascent import Ascent
+from spiritlevel.optim.checks import check_base, check_settings
+from spiritlevel.optim.fisher import squared_gradients
 from spiritlevel.optim.held import Buffers, RandomState
 from spiritlevel.optim.passes import Closure, Passes, checked_closures
 from spiritlevel.optim.rules import SSAMF, Plain, Rule
@@ -98,7 +100,8 @@ class SAM(Optimizer):
         seed: int = 0,
     ) -> None:
         rule = Plain() if rule is None else rule
-        _check(base, rule, model, sync, clip_norm, warmup)
+        check_base(base)
+        check_settings(rule, model, sync, clip_norm, warmup)
         self.base, self.rule, self.sync, self.clip_norm, self.warmup = base, rule, sync, clip_norm, warmup
         self.steps, self.passes = 0, 0
         # What Optimizer.__init__ does, but for groups and state of its own: those are the base's.
@@ -327,24 +330,8 @@ class SAM(Optimizer):
         """
         if not isinstance(self.rule, SSAMF):
             raise ArgumentError(f"expected the rule SSAMF for a mask by Fisher information, got {self.rule!r}")
-        parameters = {i: p for i, p in enumerate(self._parameters) if p.requires_grad}
-        scores = {i: torch.zeros_like(p) for i, p in parameters.items()}
-        buffers, random, count = Buffers(self._model), RandomState({p.device for p in self._parameters}), 0
-        try:
-            for count, closure in enumerate(closures, 1):  # noqa: B007  # counted for the check below
-                with torch.enable_grad():
-                    found = torch.autograd.grad(closure(), list(parameters.values()), allow_unused=True)
-                for i, g in zip(parameters, found, strict=True):
-                    if g is not None:
-                        scores[i] += (g.to_dense() if g.is_sparse else g).square()
-        finally:
-            buffers.put_back()
-            random.bring_back()
-        if not count:
-            raise ArgumentError("expected closures of some examples, got none")
-        if self.sync == "global" and torch.distributed.is_available() and torch.distributed.is_initialized():
-            for score in scores.values():
-                torch.distributed.all_reduce(score)
+        shared = self.sync == "global" and torch.distributed.is_available() and torch.distributed.is_initialized()
+        scores = squared_gradients(closures, self._parameters, self._model, shared)
         self._memory["masks"] = self.rule.masks(scores)
 
     # ------------------------------------------------------------------------------------------------- saving
@@ -381,27 +368,3 @@ class SAM(Optimizer):
         super().__setstate__(state)
         if self._model is not None:
             self._roles = roles_of(self._model)  # they go by the parameters' ids
-
-
-def _check(base: Any, rule: Any, model: Any, sync: str, clip_norm: float | None, warmup: int) -> None:
-    if isinstance(base, type):
-        raise ArgumentError(
-            f"expected an optimizer, got the class {base.__name__}: build it first, as in "
-            f"SAM(torch.optim.{base.__name__}(model.parameters(), lr=...))"
-        )
-    if not isinstance(base, Optimizer) or isinstance(base, SAM | LBFGS):
-        raise ArgumentError(f"expected an optimizer of torch that needs no closure, got {type(base).__name__}")
-    if not isinstance(rule, Rule):
-        raise ArgumentError(f"expected a rule such as rules.Plain(rho=0.05), got {rule!r}")
-    if model is not None and not isinstance(model, nn.Module):
-        raise ArgumentError(f"expected a module as model, got {type(model).__name__}")
-    if sync not in ("global", "local"):
-        raise ArgumentError(f"expected sync 'global' or 'local', got {sync!r}")
-    if sync == "local" and not hasattr(model, "no_sync"):
-        raise ArgumentError("expected the DistributedDataParallel module as model= where each rank perturbs by itself")
-    if sync == "local" and rule.joins:
-        raise ArgumentError(f"expected sync='global': the update of {type(rule).__name__} needs the first gradient too")
-    if clip_norm is not None and not clip_norm > 0:
-        raise ArgumentError(f"expected clip_norm above 0, got {clip_norm!r}")
-    if not isinstance(warmup, int) or warmup < 0:
-        raise ArgumentError(f"expected warmup to be a whole number from 0 on, got {warmup!r}")
