@@ -110,9 +110,7 @@ def optim(rounds: int = 3) -> dict[str, Any]:
         memory[name] = (peak(setting.step) - alone) / parameters
         for _ in range(rounds):
             steps = 5 if name.startswith("Look") else 1
-            pairs = []
-            for _ in range(steps):
-                pairs.append((seconds(setting.step), seconds(base.step)))
+            pairs = [(seconds(setting.step), seconds(base.step)) for _ in range(steps)]
             ratios[name].append(sum(a for a, _ in pairs) / sum(b for _, b in pairs))
     medians = {name: statistics.median(found) for name, found in ratios.items()}
     over = {name: medians[name] / medians["SAM"] for name in medians if name.startswith("geodesic")}

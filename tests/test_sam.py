@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import warnings
@@ -576,3 +577,20 @@ def test_bases_and_settings_that_cannot_work_are_refused() -> None:
     model(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
     with pytest.raises(ArgumentError, match="treats layers by their type"):
         sam.first_step()
+
+
+def test_memory_is_one_copy_of_the_weights() -> None:
+    # Kills: first gradients that live through the second pass, whole perturbations kept.
+    model, (x, y) = nn.Linear(1000, 7), (torch.randn(3, 1000), torch.tensor([0, 1, 2]))
+    sam, found = sgd(model), []
+
+    def closure() -> Tensor:
+        gc.collect()
+        tensors = [o for o in gc.get_objects() if type(o) is Tensor and o.shape == (7, 1000)]
+        found.append(len({o.untyped_storage().data_ptr() for o in tensors} - {model.weight.data_ptr()}))
+        return F.cross_entropy(model(x), y)
+
+    for _ in range(2):
+        sam.step(closure)
+    # in both passes of the second step: the momentum, and the room for the weights
+    assert found[2:] == [2, 2]

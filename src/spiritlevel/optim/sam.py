@@ -55,7 +55,8 @@ class SAM(Optimizer):
     and state are the base optimizer's own: schedulers work on either. `state_dict` holds everything for an exact
     resume, but for the random state of your own data and dropout.
 
-    Memory beyond the base optimizer: one copy of the weights that move, from the perturbation to the update.
+    Memory beyond the base optimizer: one copy of the weights that move; for `GSAM` and `LookSAM` a first gradient too,
+    for LookSAM its direction, for `GeodesicSAM` two more copies at most (measured by ``bench/optim.py``).
 
     Args:
         base: any optimizer of torch that needs no closure.
@@ -110,6 +111,7 @@ class SAM(Optimizer):
         self._roles = {} if model is None else roles_of(model)
         self._memory: Memory = {}
         self._ascent: Ascent | None = None
+        self._room: dict[int, Tensor] = {}
         self._combined = False
         self._marked: RandomState | None = None
         self._radius: Tensor | None = None
@@ -232,7 +234,7 @@ class SAM(Optimizer):
         sound = self._scaling.first(self._parameters)
         point = self._point(slots_of(self._parameters) if sound else [])
         try:
-            self._ascent = Ascent(self.rule, point, self._model, self._marked)
+            self._ascent = Ascent(self.rule, point, self._model, self._marked, self._room)
         finally:
             self._clear()
         self._radius = self._ascent.radius

@@ -81,6 +81,10 @@ class Slot:
         """The entries of a tensor shaped like the parameter that belong to this slot."""
         return whole if self.rows is None else whole.index_select(0, self.rows)
 
+    def released(self) -> Slot:
+        """The slot without its gradient, whose memory the next pass needs."""
+        return Slot(self.index, self.parameter, self.weight, self.weight, self.rows)
+
     def write(self, value: Tensor) -> None:
         """Set the weights of the slot."""
         if self.rows is None:
