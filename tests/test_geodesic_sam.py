@@ -203,3 +203,23 @@ def test_orbits_of_other_groups_too(name: str) -> None:
     assert difference(ends[0][:1], ends[1][:1]) < 1e-10
     assert difference(ends[0][:1], ends[0][-1:]) > 1e-3
     assert difference(*ends) < 1e-7
+
+
+def test_frozen_and_unused_weights_stay_and_half_precision_works() -> None:
+    # Kills: gradients of zeros, with which weight decay moves what has no gradient; charts in half precision.
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2), "frozen": nn.Linear(3, 2)})
+    base = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+    sam = SAM(base, rules.GeodesicSAM(0.1, sl.Elementwise()), model=model)
+    model["frozen"].requires_grad_(False)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    x = torch.randn(4, 3)
+    sam.step(lambda: (model["used"](x) + model["frozen"](x)).square().mean())
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == {"used.weight", "used.bias"}
+    half = nn.Linear(3, 2).bfloat16()
+    rule = rules.GeodesicSAM(0.5, sl.Elementwise())
+    loss = SAM(torch.optim.SGD(half.parameters(), lr=0.1), rule, model=half).step(
+        lambda: half(x.bfloat16()).square().mean()
+    )
+    assert loss.dtype == half.weight.dtype == torch.bfloat16

@@ -328,3 +328,36 @@ def test_radius_is_above_zero(name: str, rho: float) -> None:
 def test_settings_out_of_range(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_contract_of_every_registered_rule(name: str) -> None:
+    # Kills: a rule that is registered and does nothing: its first step must not be that of the base optimizer, its
+    # weights must be back, its state must load, and a second optimizer from there must go on alike.
+    rule, (model, x, y), (plain, _, _) = RULES[name](), build(), build()
+    assert rule.rho > 0
+    assert repr(rule).startswith(type(rule).__name__)
+    sam = optimizer(model, rule)
+
+    def closure(rows: torch.Tensor | None = None) -> torch.Tensor:
+        inputs, targets = (x, y) if rows is None else (x[rows], y[rows])
+        return nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+
+    if name == "SSAM-F":
+        sam.update_mask([lambda i=i: closure(torch.tensor([i])).sum() for i in range(6)])
+    sam.step(closure)
+    base = torch.optim.SGD(plain.parameters(), lr=LR)
+    nn.functional.cross_entropy(plain(x), y).backward()
+    base.step()
+    assert np.abs(flat(model) - flat(plain)).max() > 1e-6
+    assert (sam.steps, sam.radius is not None) == (1, True)
+    here = flat(model)
+    state = sam.state_dict()
+    sam.step(closure)
+    there = flat(model)
+    with torch.no_grad():
+        nn.utils.vector_to_parameters(torch.from_numpy(here), model.parameters())
+    again = optimizer(model, rule)
+    again.load_state_dict(state)
+    again.step(closure)
+    assert np.array_equal(flat(model), there)

@@ -161,12 +161,14 @@ def _reading(results: Mapping[str, Mapping[str, _Result]], claims: Sequence[Clai
     def named(holds: bool) -> str:
         return ", ".join(c.what.removesuffix(": accuracy over the base") for c in claims if c.holds is holds) or "none"
 
+    early = [net for net, found in results.items() if mean_interval(found[BASE].accuracy)[0] < 0.8]
+    short = f" Training is too short to judge by for the {' and the '.join(early)}." if early else ""
     unclear = sum(c.holds is None for c in claims) - len(results)
     return (
         f"Better than the base optimizer beyond the noise of seeds: {named(True)}. Worse: {named(False)}. "
         f"For {unclear} of {len(claims) - len(results)} the interval holds 0. Radii are not tuned, and the networks "
-        "are so small that "
-        "what a step costs beside its passes shows more than in a real one (see the benchmark for those)."
+        "are so small that what a step costs beside its passes shows more than in a real one (see the benchmark)."
+        + short
     )
 
 

@@ -55,6 +55,8 @@ class SAM(Optimizer):
     and state are the base optimizer's own: schedulers work on either. `state_dict` holds everything for an exact
     resume, but for the random state of your own data and dropout.
 
+    Weights in half precision swallow perturbations smaller than their rounding: keep them in float32, as autocast does.
+
     Memory beyond the base optimizer: one copy of the weights that move; for `GSAM` and `LookSAM` a first gradient too,
     for LookSAM its direction, for `GeodesicSAM` two more copies at most (measured by ``bench/optim.py``).
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.core.evaluation import widen
 from spiritlevel.core.tensors import norm
 from spiritlevel.errors import ArgumentError, DerivativeError
 from spiritlevel.geometry import Chart, Geometry, Quotient
@@ -71,9 +72,9 @@ class GeodesicSAM(Rule):
         if any(s.rows is not None for s in point.slots):
             raise ArgumentError("expected dense gradients in a geometry, got a sparse one: use sparse=False")
         where, blocks = point.fixed
-        chart = self.geometry.chart({n: point.parameters[i].detach() for n, i in where.items()}, blocks)
+        chart = self.geometry.chart({n: widen(point.parameters[i].detach()) for n, i in where.items()}, blocks)
         given = {s.index: s.gradient for s in point.slots}
-        first = {n: given.get(i, torch.zeros_like(point.parameters[i])) for n, i in where.items()}
+        first = {n: widen(given.get(i, torch.zeros_like(point.parameters[i]))) for n, i in where.items()}
         gradient = _pushed(chart, first)
         size = norm(gradient)
         if not size < float("inf"):  # NaN too
@@ -91,11 +92,12 @@ class GeodesicSAM(Rule):
         found = back(pull_back({n: _gradient(point.parameters[i]) for n, i in where.items()}))
         for name, i in where.items():
             p = point.parameters[i]
-            p.grad = found[name].to(p.dtype)
+            if p.grad is not None:  # what was not used or is frozen by now stays out of the update
+                p.grad = found[name].to(p.dtype)
 
 
 def _gradient(p: Tensor) -> Tensor:
-    return torch.zeros_like(p) if p.grad is None else p.grad.detach()
+    return widen(torch.zeros_like(p) if p.grad is None else p.grad.detach())
 
 
 def _pushed(chart: Chart, covector: Mapping[str, Tensor]) -> Tensor:
