@@ -16,7 +16,8 @@ from spiritlevel.problem import Objective, Problem
 from spiritlevel.solvers import AutoPGD, L2Ball, SphereAscent
 from spiritlevel.solvers.base import Solver
 
-RADII = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # of the elementwise chart
+RADII = (0.1, 0.15, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # of the elementwise chart
+QUOTIENT_RADII = (0.02, 0.05, 0.1, 0.2, 0.4)  # the loss rises by as much as it does from 0.1 to 2 there
 SHARES = (0.99, 0.999)  # of the best known rise
 STEPS = 20
 LONG = 100  # steps of the long runs that the best known maximum comes from
@@ -57,8 +58,10 @@ def row(cases: Sequence[dict[str, Any]], ours: str, theirs: str) -> dict[str, An
             "median": statistics.median(ratios),
             "worst": max(ratios),
         }
+        found[f"{share:g}"]["neither"] = sum(min(a, b) > STEPS for a, b in zip(count[ours], count[theirs], strict=True))
     top = {n: [max(c["rises"][n]) for c in cases] for n in (ours, theirs)}
-    found["rise_ratio_worst"] = min(a / b for a, b in zip(top[ours], top[theirs], strict=True))
+    found["rise_ratios"] = [a / b for a, b in zip(top[ours], top[theirs], strict=True)]
+    found["rise_ratio_worst"] = min(found["rise_ratios"])
     found["rise_ratio_of_means"] = sum(top[ours]) / sum(top[theirs])
     found["of_best"] = {n: sum(top[n]) / sum(c["best"] for c in cases) for n in (ours, theirs)}
     found["spent"] = statistics.mean(len(c["rises"][ours]) for c in cases)
@@ -66,14 +69,31 @@ def row(cases: Sequence[dict[str, Any]], ours: str, theirs: str) -> dict[str, An
 
 
 def overall(rows: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """The same ratios over all radii together."""
-    result: dict[str, Any] = {"rise_ratio_worst": min(r["rise_ratio_worst"] for r in rows.values())}
+    """The same ratios over all radii together.
+
+    A case that neither solver gets to the goal, too slow or in a lower local maximum, counts as 1 and says nothing;
+    ``neither`` is their number. ``low_ends`` are final values more than 0.5 % below those of the other solver.
+
+    >>> stuck = {"best": 1.0, "rises": {"ours": [0.5], "theirs": [0.6]}}
+    >>> quick = {"best": 1.0, "rises": {"ours": [1.0], "theirs": [0.5, 1.0]}}
+    >>> found = overall({"1": row([stuck, quick], "ours", "theirs")})
+    >>> found["0.99"]["median"], found["0.99"]["neither"], found["low_ends"]
+    (0.75, 1, 1)
+    """
+    rises = [x for r in rows.values() for x in r["rise_ratios"]]
+    result: dict[str, Any] = {
+        "rise_ratio_worst": min(rises),
+        "rise_ratio_mean": statistics.mean(rises),
+        "low_ends": sum(x < 0.995 for x in rises),
+    }
     for share in SHARES:
         ratios = [x for r in rows.values() for x in r[f"{share:g}"]["ratios"]]
         result[f"{share:g}"] = {
             "median": statistics.median(ratios),
+            "geometric_mean": statistics.geometric_mean(ratios),
             "worst": max(ratios),
             "worse_cases": sum(x > 1 for x in ratios),
+            "neither": sum(r[f"{share:g}"]["neither"] for r in rows.values()),
             "cases": len(ratios),
         }
     return result
@@ -93,18 +113,18 @@ def show(rows: Mapping[str, dict[str, Any]], title: str) -> Table:
 
 
 def solvers(
-    model: nn.Module,
+    models: Sequence[nn.Module],
     batches: Sequence[Any],
     geometry: Geometry | None = None,
     radii: Sequence[float] = RADII,
     *,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Measure on a trained model and print the table.
+    """Measure on trained models and print the table.
 
     Args:
-        model: trained.
-        batches: each is a case of its own.
+        models: trained; more than one, since the ratios differ from training to training.
+        batches: each is a case of its own with each model.
         geometry: whose chart; elementwise by default.
         radii: of the balls.
         console: where the table goes.
@@ -113,14 +133,11 @@ def solvers(
         Plain data: for each radius and over all of them, ratios of the evaluations needed for each share.
     """
     geometry = sl.Elementwise() if geometry is None else geometry
-    problem = Problem(model, batches)
-    chart = problem.chart(geometry)
+    problems = [Problem(model, batches) for model in models]
+    charts = [problem.chart(geometry) for problem in problems]
+    objectives = [Objective(p, c, batch) for p, c in zip(problems, charts, strict=True) for batch in p.batches()]
     rows = {
-        f"{radius:g}": row(
-            [case(Objective(problem, chart, batch), radius, SOLVERS) for batch in problem.batches()],
-            "sphere",
-            "autopgd",
-        )
+        f"{radius:g}": row([case(objective, radius, SOLVERS) for objective in objectives], "sphere", "autopgd")
         for radius in radii
     }
     result = {"radii": rows, "all": overall(rows)}

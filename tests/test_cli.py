@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -193,30 +192,3 @@ def test_labels_the_model_does_not_have(
     np.savez(tmp_path / "wrong.npz", x=np.zeros((2, 1, 4, 4), dtype=np.float32), y=np.array([0, 7]))
     assert main(["measure", files[0], "--data", str(tmp_path / "wrong.npz"), "--rho", "0.1"]) == 1
     assert "labels from 0 to 2" in " ".join(capsys.readouterr().err.split())
-
-
-def quick(*args: Any, **kwargs: Any) -> Any:
-    from spiritlevel.demo import small_vit
-
-    torch.manual_seed(0)
-    return small_vit(hidden=8, layers=1, heads=2).eval()
-
-
-def test_demo_tells_its_story(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With an untrained network, to be quick; `make demo` shows the real one."""
-    monkeypatch.setattr("spiritlevel.demo.train", quick)
-    assert main(["demo", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    ratios = {m["name"].partition(" ")[0]: m["ratio"] for m in report["measures"]}
-    assert ratios["geodesic"] == pytest.approx(1, abs=1e-2)
-    assert abs(ratios["adaptive"] - 1) > 0.05
-
-
-@pytest.mark.slow
-def test_demo_trains_a_network_that_reads_digits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["test_accuracy"] > 0.9
-    ratios = {m["name"].partition(" ")[0]: m["ratio"] for m in report["measures"]}
-    assert ratios["geodesic"] == pytest.approx(1, abs=1e-3)
-    assert ratios["adaptive"] > 2

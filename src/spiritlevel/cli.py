@@ -24,7 +24,11 @@ from spiritlevel.geometry import GEOMETRIES, Elementwise, Euclidean, Geometry, Q
 from spiritlevel.measures import MEASURES, Options
 from spiritlevel.problem import Problem
 from spiritlevel.solvers import SOLVERS
-from spiritlevel.study import load_checkpoint, load_data
+from spiritlevel.study import Store, StudyTable, load_checkpoint, load_data
+from spiritlevel.study.commands import study_app
+from spiritlevel.study.exchange import read_table
+from spiritlevel.study.report import report as report_of
+from spiritlevel.study.statistics import Settings
 from spiritlevel.symmetry import KINDS, LayerMap, certify, find_symmetries, page
 
 __all__ = ["app", "main"]
@@ -36,6 +40,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(study_app, name="study")
 _out = Console()
 
 
@@ -69,7 +74,7 @@ def _belongs(option: str, arg: str) -> bool:
     """Whether a further argument is one more value of a list option."""
     known = {"--measure": set(MEASURES), "--kinds": {"all", *KINDS}}
     if option in known:
-        return all(part in known[option] for part in arg.split(","))
+        return all(part.partition("@")[0] in known[option] for part in arg.split(","))  # geodesic@0.1 in a study
     try:
         [float(part) for part in arg.split(",")]
     except ValueError:
@@ -212,13 +217,66 @@ def _write(path: Path, text: str) -> None:
 
 
 @app.command()
-def demo(
-    seed: Annotated[int, typer.Option(help="Fixes training and the orbit move.")] = 0, as_json: _Json = False
+def report(
+    table: Annotated[
+        Path,
+        typer.Argument(
+            help="The store of a study, or a table, .csv or .parquet, with columns hp.*, complexity.* and gen.*."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Write page, taus (CSV), all statistics (JSON) and figures into this folder.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page alone to this file.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="What to explain, as in --target test_gap. Default: every gap.")
+    ] = None,
+    measure: Annotated[list[str] | None, typer.Option(help="Only these measures, as in geodesic@0.1.")] = None,
+    figures: Annotated[str, typer.Option(help="Formats of the figures in --out: png, svg, pdf or none.")] = "png,svg",
+    title: Annotated[str | None, typer.Option(help="Of the page. Default: the name of the table.")] = None,
+    resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples and permutations.")] = 2000,
+    confidence: Annotated[float, typer.Option(help="Of all intervals.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Fixes resamples and permutations.")] = 0,
+    as_json: _Json = False,
 ) -> None:
-    """Train a small vision transformer on digits and measure it before and after a random orbit move."""
-    report = run_demo(seed, _out if not as_json else Console(stderr=True))
+    """Say which measure tells generalisation, how surely, and what could fool you: words, statistics, figures, page."""
+    settings = Settings(tuple(target or ()), tuple(measure or ()), resamples, resamples, confidence, seed)
+    formats = tuple(f for f in figures.split(",") if f and f != "none")
+    result = report_of(_study_table(table), settings, title or table.stem)
+    written = [] if out is None else result.write(out, formats)
+    written += [] if html is None else [result.write_page(html)]
     if as_json:
-        _print_json(report)
+        _print_json(result.to_dict())
+        return
+    _out.print(result)
+    for path in written:
+        _out.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _study_table(path: Path) -> StudyTable:
+    if path.suffix in (".csv", ".parquet"):
+        return read_table(path)
+    with Store(path) as store:
+        return store.table()
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(min=0, help="Another zoo, another orbit move.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the report into this folder. Default: beside the networks, in the cache.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what earlier runs trained and measured.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one for each core.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Train a zoo of small vision transformers on digits, measure their flatness, and see what it tells.
+
+    Takes minutes the first time and seconds from then on: networks and numbers are kept in the user's cache folder.
+    """
+    found = run_demo(_out if not as_json else Console(stderr=True), seed=seed, out=out, fresh=fresh, workers=workers)
+    if as_json:
+        _print_json(found)
 
 
 @app.command()

@@ -4,6 +4,7 @@
 
     SpiritlevelError
     ├── ArgumentError            a setting is out of its range (also a ValueError)
+    │   └── ConfigError          the same in the configuration of a study
     ├── DataError                batches, labels or a data file cannot be used (also a ValueError)
     ├── ModelError               the model or its weights cannot be measured
     │   └── CheckpointError      a checkpoint cannot be read, or is refused
@@ -11,6 +12,7 @@
     ├── NondeterminismError      two passes over the same data disagree
     ├── SymmetryError            a claimed symmetry does not hold
     ├── DerivativeError          the model has no derivative of the order asked for
+    ├── StoreError               the file that holds a study's results cannot be read or written
     └── MissingDependencyError   an optional package is not installed (also an ImportError)
 
 Each message says what was expected, what came, and what to do. When one is raised, nothing was changed: neither the
@@ -22,6 +24,7 @@ from __future__ import annotations
 __all__ = [
     "ArgumentError",
     "CheckpointError",
+    "ConfigError",
     "DataError",
     "DerivativeError",
     "LossError",
@@ -29,6 +32,7 @@ __all__ = [
     "ModelError",
     "NondeterminismError",
     "SpiritlevelError",
+    "StoreError",
     "SymmetryError",
 ]
 
@@ -39,6 +43,10 @@ class SpiritlevelError(Exception):
 
 class ArgumentError(SpiritlevelError, ValueError):
     """A setting is out of its range."""
+
+
+class ConfigError(ArgumentError):
+    """A setting of a study is wrong; the message starts with its file, line and column."""
 
 
 class DataError(SpiritlevelError, ValueError):
@@ -67,6 +75,10 @@ class SymmetryError(SpiritlevelError):
 
 class DerivativeError(SpiritlevelError):
     """The model has no derivative of the order asked for."""
+
+
+class StoreError(SpiritlevelError):
+    """The file that holds a study's results cannot be read or written."""
 
 
 class MissingDependencyError(SpiritlevelError, ImportError):

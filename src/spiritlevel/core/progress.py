@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 __all__ = ["Advance", "progress"]
 
 _DELAY = 2.0  # seconds before anything is drawn
+_inside: ContextVar[bool] = ContextVar("inside another bar", default=False)
 
 
 class Advance(Protocol):
@@ -25,14 +27,14 @@ class Advance(Protocol):
 
 @contextmanager
 def progress(what: str, steps: int | None, show: bool | None = None) -> Iterator[Advance]:
-    """Show how far ``what`` has come, from the third second on.
+    """Show how far ``what`` has come, from the third second on; inside another bar nothing, one is enough.
 
     Args:
         what: the words before the bar.
         steps: how many calls of the yielded function make the whole, or None where nobody knows.
         show: True or False to force; by default only where standard error is a terminal.
     """
-    if not (sys.stderr.isatty() if show is None else show):
+    if _inside.get() or not (sys.stderr.isatty() if show is None else show):
         yield lambda note="", steps=1: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -47,8 +49,10 @@ def progress(what: str, steps: int | None, show: bool | None = None) -> Iterator
             bar.start()
             drawn = True
 
+    token = _inside.set(True)
     try:
         yield advance
     finally:
+        _inside.reset(token)
         if drawn:
             bar.stop()

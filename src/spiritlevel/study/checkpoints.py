@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,14 +20,14 @@ from spiritlevel.study.references import load_function
 __all__ = ["load_checkpoint"]
 
 
-def load_checkpoint(path: str | Path, builder: str | None = None) -> nn.Module:
+def load_checkpoint(path: str | Path, builder: str | Callable[[], nn.Module] | None = None) -> nn.Module:
     """The model of a checkpoint, in evaluation mode.
 
     Args:
         path: a local Hugging Face folder (``config.json`` and safetensors), or a file of weights: ``.safetensors``,
             or a pickle (``.pt``, ``.pth``, ``.bin``) that torch's restricted unpickler can read. Others are refused.
-        builder: ``package.module:function`` that returns the model the weights of a file belong to; it is called
-            without arguments, and it is your code that runs.
+        builder: ``package.module:function``, or a function, that returns the model the weights of a file belong to; it
+            is called without arguments, and it is your code that runs.
     """
     path = Path(path)
     if path.is_dir():
@@ -43,7 +44,7 @@ def load_checkpoint(path: str | Path, builder: str | None = None) -> nn.Module:
             f"expected a builder package.module:function for a file of weights such as {path.name}, got none"
         )
     weights = _read(path)
-    model = load_function(builder)()
+    model = (load_function(builder) if isinstance(builder, str) else builder)()
     if not isinstance(model, nn.Module):
         raise CheckpointError(f"expected {builder} to return a torch.nn.Module, got {type(model).__name__}")
     try:

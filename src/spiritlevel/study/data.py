@@ -13,6 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from spiritlevel.core.batches import batch_size as batch_size_of
+from spiritlevel.core.batches import cut
 from spiritlevel.errors import ArgumentError, DataError, MissingDependencyError
 from spiritlevel.study.references import is_reference, load_function
 
@@ -69,32 +71,59 @@ class ArrayBatches(Sequence[Any]):
             return next(iter(inputs.values())), self._targets[rows]
         return {**inputs, "labels": self._targets[rows]}
 
+    def chosen(self, examples: int, seed: int | None = None) -> ArrayBatches:
+        """So many examples: the first, or those that a seed picks, in their order here.
 
-def load_data(source: str | Path, batch_size: int = 128, examples: int | None = None) -> Iterable[Any]:
+        >>> ArrayBatches({"x": torch.arange(4.0), "y": torch.arange(4)}, 2).chosen(2, seed=0)[0]
+        (tensor([...]), tensor([...]))
+        """
+        count = len(self._targets)
+        rows = torch.arange(min(examples, count))
+        if seed is not None and examples < count:
+            rows = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:examples].sort().values
+        arrays = {n: a[rows] for n, a in {**self._inputs, "labels": self._targets}.items()}
+        return ArrayBatches(arrays, self._batch_size)
+
+
+def load_data(source: Any, batch_size: int = 128, examples: int | None = None) -> Iterable[Any]:
     """Batches from ``.npz``, ``.safetensors`` or ``.parquet``, or from ``package.module:function``.
 
     Args:
         source: a file with one array per input and one of targets (see `ArrayBatches` for the names), or a function
-            that returns such arrays by name, a pair (inputs, targets), or an iterable of batches (a DataLoader).
+            that returns such arrays by name, a pair (inputs, targets), or an iterable of batches (a DataLoader); such
+            arrays and iterables themselves are taken too.
         batch_size: examples per batch; an iterable of batches is taken as it is.
         examples: only the first so many.
     """
     if examples is not None and examples < 1:
         raise ArgumentError(f"expected at least one example, got {examples}")
-    if is_reference(str(source)):
-        content = load_function(str(source))()
+    if not isinstance(source, str | Path) or is_reference(str(source)):
+        function = load_function(source) if isinstance(source, str) else source
+        content = function() if callable(function) else function
         if isinstance(content, tuple) and len(content) == 2 and all(hasattr(c, "__len__") for c in content):
             content = {"x": content[0], "y": content[1]}
         if not isinstance(content, Mapping):
             if not isinstance(content, Iterable):
                 raise DataError(f"expected arrays or batches from {source}, got {type(content).__name__}")
-            return content
+            return content if examples is None else _first(content, examples)
         arrays = {str(n): _tensor(str(n), a) for n, a in content.items()}
     else:
         arrays = _read(Path(source))
     if examples is not None:
         arrays = {n: a[:examples] if a.dim() else a for n, a in arrays.items()}
     return ArrayBatches(arrays, batch_size)
+
+
+def _first(batches: Iterable[Any], examples: int) -> list[Any]:
+    """Batches up to so many examples, the last one cut."""
+    kept: list[Any] = []
+    for batch in batches:
+        size = batch_size_of(batch)
+        kept.append(batch if size <= examples else cut(batch, 0, examples, size))
+        examples -= size
+        if examples <= 0:
+            break
+    return kept
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from spiritlevel.core.batches import tensors_in
 from spiritlevel.core.blocks import Block
 from spiritlevel.core.evaluation import forward, measurable
-from spiritlevel.core.tensors import natural_dtype
+from spiritlevel.core.tensors import natural_dtype, norm
 from spiritlevel.errors import ModelError, SymmetryError
 from spiritlevel.symmetry.certificate import Certificate, Finding, Verdict
 from spiritlevel.symmetry.orbit import moved
@@ -188,7 +188,8 @@ def _moments(model: nn.Module, batch: Any, blocks: Sequence[Block], seed: int) -
         pulled = torch.autograd.grad(total, list(moving.values()), materialize_grads=True, allow_unused=True)
     gradients = dict(zip(moving, pulled, strict=True))
     still = {n: w.detach() for n, w in weights.items()}
-    return [b.violation(still, gradients) for b in blocks]
+    lengths = {n: (norm(still[n]), norm(g)) for n, g in gradients.items()}
+    return [b.violation(still, gradients, lengths) for b in blocks]
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ A block is a Lie group that acts on some of the weights and leaves the function 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
@@ -20,9 +21,10 @@ from torch import Tensor
 from spiritlevel.core.tensors import norm
 from spiritlevel.core.views import Factor, Piece
 
-__all__ = ["Block", "Tensors", "fresh", "group_power", "joined", "random_scales"]
+__all__ = ["Block", "Lengths", "Tensors", "fresh", "group_power", "joined", "random_scales"]
 
 Tensors = Mapping[str, Tensor]
+Lengths = Mapping[str, tuple[float, float]]
 
 
 class Block(ABC):
@@ -115,9 +117,15 @@ class Block(ABC):
             along = torch.stack([(gradients[n] * t).sum() for n, t in tangent.items()]).sum()
             return torch.autograd.grad(along, element)[0]
 
-    def violation(self, weights: Tensors, gradients: Tensors) -> float:
-        """The moment map relative to ``sum |w| |dL/dw|`` over the block: rounding where the symmetry holds."""
-        scale = sum(norm(weights[n]) * norm(gradients[n]) for n in self.parameters)
+    def violation(self, weights: Tensors, gradients: Tensors, lengths: Lengths) -> float:
+        """The moment map relative to ``sum |w| |dL/dw|`` over the block: rounding where the symmetry holds.
+
+        Args:
+            weights: the parameters.
+            gradients: of a function that the group should leave as it is.
+            lengths: ``|w|`` and ``|dL/dw|`` of each parameter, taken once for all blocks of a model.
+        """
+        scale = sum(math.prod(lengths[n]) for n in self.parameters)
         size = norm(self.moment(weights, gradients))
         return size / scale if scale else (0.0 if size == 0 else float("inf"))
 

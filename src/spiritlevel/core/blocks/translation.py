@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spiritlevel.core.blocks.base import Block, Tensors, fresh, joined
+from spiritlevel.core.blocks.base import Block, Lengths, Tensors, fresh, joined
 from spiritlevel.core.tensors import norm
 from spiritlevel.core.views import Factor, Piece
 
@@ -125,8 +125,8 @@ class Translation(Block):
     def inverse(self, element: Tensor) -> Tensor:
         return -element
 
-    def violation(self, weights: Tensors, gradients: Tensors) -> float:
+    def violation(self, weights: Tensors, gradients: Tensors, lengths: Lengths) -> float:
         """The moment map relative to the gradient of everything measured: that of an exact shift alone would be 0."""
-        scale = max((norm(g) / g.numel() ** 0.5 for g in gradients.values()), default=0.0)
+        scale = max((lengths[n][1] / g.numel() ** 0.5 for n, g in gradients.items()), default=0.0)
         size = norm(self.moment(weights, gradients)) / self.dimension**0.5
         return size / scale if scale else (0.0 if size == 0 else float("inf"))
