@@ -520,7 +520,8 @@ def test_wrong_use_raises_at_once() -> None:
         sam.state_dict()
     with pytest.raises(ArgumentError, match="expected new gradients for the update"):
         sam.second_step()
-    sam._abandon()
+    sam.abandon()
+    assert np.array_equal(flat(model), before)
     look = sgd(model, rules.LookSAM())
     look.steps = 1
     loss().backward()

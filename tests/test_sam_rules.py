@@ -236,7 +236,7 @@ def test_esam_mask_has_the_right_mean() -> None:
         with sam.perturbed():
             total = total + (flat(model) - w) / 400
             nn.functional.cross_entropy(model(x), y).backward()
-        sam._abandon()
+        sam.abandon()
     full = oracles.sam(gradient(model, w, x, y), 0.3)
     assert np.linalg.norm(total - full) / np.linalg.norm(full) < 0.15  # 1 / sqrt(400) for each entry, times 3
 

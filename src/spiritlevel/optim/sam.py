@@ -185,7 +185,7 @@ class SAM(Optimizer):
         try:
             return self._whole(closures)
         except BaseException:
-            self._abandon()
+            self.abandon()
             start.put_back()
             raise
         finally:
@@ -220,7 +220,7 @@ class SAM(Optimizer):
             yield
             self.finish()
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
 
     def first_step(self) -> None:
@@ -268,8 +268,8 @@ class SAM(Optimizer):
         elif self.steps >= self.warmup:
             self.rule.reuse(self._point(slots_of(self._parameters)))
 
-    def _abandon(self) -> None:
-        """Come back and forget the step."""
+    def abandon(self) -> None:
+        """Come back and forget the step, gradients too: after an error between `first_step` and `second_step`."""
         if self._ascent is not None:
             self._ascent.come_back()
         self._ascent, self._marked, self._combined = None, None, False
