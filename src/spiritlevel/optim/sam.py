@@ -57,8 +57,9 @@ class SAM(Optimizer):
 
     Weights in half precision swallow perturbations smaller than their rounding: keep them in float32, as autocast does.
 
-    Memory beyond the base optimizer: one copy of the weights that move; for `GSAM` and `LookSAM` a first gradient too,
-    for LookSAM its direction, for `GeodesicSAM` two more copies at most (measured by ``bench/optim.py``).
+    Memory beyond the base optimizer: one copy of the weights that move, kept between steps; for `GSAM` and `LookSAM` a
+    first gradient during the second pass, for LookSAM its direction too; for `GeodesicSAM` 1.6 copies during the second
+    pass where it is Riemannian and 2.6 where it is not (measured by ``bench/optim.py``).
 
     Args:
         base: any optimizer of torch that needs no closure.
