@@ -17,6 +17,7 @@ import spiritlevel as sl
 from bench import costs
 from bench.curvature import curvature
 from bench.ensemble import ensemble
+from bench.optim import optim
 from bench.solvers import QUOTIENT_RADII, solvers
 from spiritlevel.demo import digits, train
 
@@ -27,6 +28,7 @@ _COSTS = {
     "certificate": costs.certificate,
     "curvature": curvature,
     "ensemble": ensemble,
+    "optim": optim,
 }
 
 

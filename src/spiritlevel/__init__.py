@@ -8,7 +8,7 @@
 True
 """
 
-from spiritlevel import solvers
+from spiritlevel import optim, solvers
 from spiritlevel.core.blocks import (
     BatchNorm,
     Block,
@@ -87,6 +87,7 @@ __all__ = [
     "hessian_operator",
     "hessian_trace",
     "move_along_orbit",
+    "optim",
     "renyi_sharpness",
     "root_diagonal_trace",
     "solvers",
