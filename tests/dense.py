@@ -63,7 +63,7 @@ def riemannian_spectrum(model: Tiny, batch: tuple[Tensor, Tensor], metric: str) 
 
     Pairs by hand with Christoffel symbols from the dense metric; other weights move along straight relative lines.
     """
-    pairs = blocks_by_hand(model)
+    pairs = blocks_by_hand(model, "attention", model.attention.num_heads)
     weights = {n: p.detach() for n, p in model.named_parameters()}
     inside = {n for block in pairs for n in block.write(block.points)}
     rest = {n: w for n, w in weights.items() if n not in inside}
