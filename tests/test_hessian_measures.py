@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import spiritlevel as sl
 from dense import dense_hessian, flat, loss_of, riemannian_spectrum
+from networks import generic
 from spiritlevel.measures import Density, LayeredMeasurement
 from spiritlevel.problem import Problem
-from test_curvature import NETS, dense, halves, operator_matrix, vectors
+from test_curvature import NETS, SMALL, dense, halves, operator_matrix, token_batches, vectors
 from test_geodesic_sharpness import tiny
 
 F64 = torch.float64
@@ -75,7 +76,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., LayeredMeasurement], Callable[[Tensor],
         lambda x: float(x.mean()),
     ),
     "log-determinant": (
-        lambda p, g, **k: sl.hessian_logdet(p, g, damping=DAMPING, absolute=True, steps=14, probes=16, **k),
+        lambda p, g, **k: sl.hessian_logdet(p, g, damping=DAMPING, absolute=True, steps=14, probes=40, **k),
         lambda x: float((x.abs() + DAMPING).log().sum()),
     ),
     "effective dimension": (
