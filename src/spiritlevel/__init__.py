@@ -8,7 +8,7 @@
 True
 """
 
-from spiritlevel import solvers
+from spiritlevel import reparam, solvers
 from spiritlevel.core.blocks import (
     BatchNorm,
     Block,
@@ -86,6 +86,7 @@ __all__ = [
     "hessian_trace",
     "move_along_orbit",
     "renyi_sharpness",
+    "reparam",
     "root_diagonal_trace",
     "solvers",
     "verify_symmetries",

@@ -10,6 +10,7 @@
     ├── LossError                the loss is not a finite scalar
     ├── NondeterminismError      two passes over the same data disagree
     ├── SymmetryError            a claimed symmetry does not hold
+    ├── ReparametrisationError   a change of variables is no bijection, or a metric is singular, where it is used
     ├── DerivativeError          the model has no derivative of the order asked for
     └── MissingDependencyError   an optional package is not installed (also an ImportError)
 
@@ -28,6 +29,7 @@ __all__ = [
     "MissingDependencyError",
     "ModelError",
     "NondeterminismError",
+    "ReparametrisationError",
     "SpiritlevelError",
     "SymmetryError",
 ]
@@ -63,6 +65,10 @@ class NondeterminismError(SpiritlevelError):
 
 class SymmetryError(SpiritlevelError):
     """A claimed symmetry does not hold."""
+
+
+class ReparametrisationError(SpiritlevelError):
+    """A change of variables is no bijection, or a metric is singular, where it is used."""
 
 
 class DerivativeError(SpiritlevelError):
