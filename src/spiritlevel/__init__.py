@@ -25,7 +25,7 @@ from spiritlevel.core.losses import CrossEntropy
 from spiritlevel.core.results import Curve, Measurement, Status
 from spiritlevel.core.views import Factor, Piece
 from spiritlevel.errors import SpiritlevelError
-from spiritlevel.geometry import Diagonal, Elementwise, Euclidean, Quotient
+from spiritlevel.geometry import Dense, Diagonal, Elementwise, Euclidean, Quotient
 from spiritlevel.measures import (
     adaptive_sharpness,
     average_case,
@@ -53,6 +53,7 @@ __all__ = [
     "Block",
     "CrossEntropy",
     "Curve",
+    "Dense",
     "Diagonal",
     "Elementwise",
     "Euclidean",
