@@ -73,7 +73,7 @@ def flat_loss(
 
 
 def smooth(layout: Layout, seed: int) -> Bijection:
-    """A random smooth bijection that mixes everything: two shears with tanh around a random invertible matrix."""
+    """A random smooth bijection that mixes everything: a matrix, two shears, and sinh, which changes volumes."""
     g = torch.Generator().manual_seed(seed)
     size, half = layout.size, layout.size // 2
     mix = torch.eye(size, dtype=F64) + torch.randn(size, size, generator=g, dtype=F64) * 0.3 / math.sqrt(size)
@@ -83,10 +83,10 @@ def smooth(layout: Layout, seed: int) -> Bijection:
     def to(w: dict[str, Tensor]) -> dict[str, Tensor]:
         flat = mix @ layout.flat(w)
         y = flat[half:] + torch.tanh(first @ flat[:half])
-        return layout.named(torch.cat([flat[:half] + torch.tanh(second @ y), y]))
+        return layout.named(torch.sinh(torch.cat([flat[:half] + torch.tanh(second @ y), y]) / 2))
 
     def back(w: dict[str, Tensor]) -> dict[str, Tensor]:
-        x, y = (flat := layout.flat(w))[:half], flat[half:]
+        x, y = (flat := 2 * torch.asinh(layout.flat(w)))[:half], flat[half:]
         x = x - torch.tanh(second @ y)
         return layout.named(torch.linalg.solve(mix, torch.cat([x, y - torch.tanh(first @ x)])))
 
@@ -124,7 +124,7 @@ def test_the_toy_of_appendix_a(d: int) -> None:
         assert value(new, moved, "eigenvalues") == pytest.approx(2.0, abs=1e-8)
 
 
-# ------------------------------------------------------------------------------ C2, C3: the Hessian at and off a minimum
+# ----------------------------------------------------------------------------- C2, C3: the Hessian at and off a minimum
 
 
 @settings(max_examples=12, deadline=None)

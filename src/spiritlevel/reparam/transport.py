@@ -40,6 +40,7 @@ class Transport:
         change: ``theta -> psi``.
         weights: the point ``theta``.
 
+    >>> import torch
     >>> from spiritlevel.reparam import Scaling
     >>> move = Transport(Scaling(3.0), {"w": torch.tensor([1.0])})
     >>> move.vector({"w": torch.tensor([1.0])})["w"], move.covector({"w": torch.tensor([3.0])})["w"]
