@@ -1,5 +1,22 @@
 """Each table and figure of the papers as a function that returns data, and draws it."""
 
+from spiritlevel.experiments import (
+    reparam_figure2,
+    reparam_laplace,
+    reparam_ntk,
+    reparam_optimisers,
+    reparam_toy,
+)
 from spiritlevel.experiments.base import EXPERIMENTS, Claim, Experiment, Report
 
-__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Report"]
+__all__ = [
+    "EXPERIMENTS",
+    "Claim",
+    "Experiment",
+    "Report",
+    "reparam_figure2",
+    "reparam_laplace",
+    "reparam_ntk",
+    "reparam_optimisers",
+    "reparam_toy",
+]
