@@ -120,7 +120,7 @@ def _paths() -> dict[str, Tensor]:
     kinds = {"theta": (old, Flow()), "psi, autodiff": (new, Flow()), "psi, transported": (new, Flow(change))}
     found = {}
     for name, (problem, rule) in kinds.items():
-        points = rule.path(problem.weights, loss_gradient(problem), 0.01, 1500)
+        points = rule.path(problem.weights, loss_gradient(problem), 0.05, 300)
         plain = points if problem is old else [change.inverse(p) for p in points]
         found[name] = torch.stack([p["theta"] for p in plain])
     return found

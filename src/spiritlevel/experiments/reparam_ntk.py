@@ -63,7 +63,7 @@ def run(quick: bool, seed: int) -> Report:
     kept, naive = (empirical_ntk(new, g) for g in (Euclidean().transported(change), Euclidean()))
     off = float((kept - wanted).abs().max() / wanted.abs().max())
     deviations = {"standard, seen in psi": _SIGMA**2 / _WIDTH, "NTK": _SIGMA / math.sqrt(_WIDTH)}
-    names = [f"{n} prior" for n in deviations]
+    names = ["standard prior,\nseen in psi", "NTK prior"]
     claims = (
         Claim("the two priors differ in psi (Fig. 4)", "different priors",
               f"standard deviations {deviations['standard, seen in psi']:g} and {deviations['NTK']:g}",
@@ -96,7 +96,7 @@ def _figure(deviations: dict[str, float], names: list[str], kernels: dict[str, d
         density = np.exp(-0.5 * (at / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
         axes[0, 0].plot(at, density, color=colour, label=name)
     axes[0, 0].set(xlabel=r"$\psi$", ylabel="density", title=r"$\sigma = 1$, $h = 4$")
-    axes[0, 0].legend(frameon=False)
+    axes[0, 0].legend(frameon=False, loc="upper left")
     for (name, each), colour in zip(kernels.items(), (BLUE, ORANGE), strict=True):
         axes[0, 1].loglog(list(each), [mean(v) for v in each.values()], "o-", color=colour, label=name)
         for width, values in each.items():
