@@ -14,19 +14,26 @@ from rich.table import Table
 
 import spiritlevel as sl
 from bench import costs
+from bench.reparam import reparam
 from bench.solvers import solvers
 from spiritlevel.demo import digits, train
 
-_COSTS = {"steps": costs.steps, "memory": costs.memory, "setup": costs.setup, "certificate": costs.certificate}
+_COSTS = {
+    "steps": costs.steps,
+    "memory": costs.memory,
+    "setup": costs.setup,
+    "certificate": costs.certificate,
+    "reparam": reparam,
+}
 
 
 def main() -> None:
     """Run all benchmarks, print tables, write JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--only", choices=["steps", "memory", "setup", "certificate", "solvers"], action="append")
+    parser.add_argument("--only", choices=[*_COSTS, "solvers"], action="append")
     chosen = parser.parse_args()
-    wanted = chosen.only or ["memory", "steps", "setup", "certificate", "solvers"]
+    wanted = chosen.only or ["memory", "steps", "setup", "certificate", "reparam", "solvers"]
     torch.set_num_threads(1)
     console = Console()
     results: dict[str, Any] = {
