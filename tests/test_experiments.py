@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import sys
 from pathlib import Path
 
 import pytest
 
 from spiritlevel.cli import main
 from spiritlevel.core.drawing import panel
+from spiritlevel.errors import MissingDependencyError
 from spiritlevel.experiments import EXPERIMENTS, Claim, Report
+from spiritlevel.experiments.reparam_common import digits, interval
 
 
 def report() -> Report:
@@ -100,3 +104,10 @@ def test_all_experiments_of_the_reparametrisation_paper_are_listed(capsys: pytes
     assert main(["reproduce"]) == 0
     text = capsys.readouterr().out
     assert all(f"reparam-{name}" in text for name in REPARAM)
+
+
+def test_digits_need_scikit_learn_and_intervals_two_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(MissingDependencyError, match="expected the package 'scikit-learn'"):
+        digits(10)
+    assert interval([1.0]) == (-math.inf, math.inf)

@@ -221,6 +221,8 @@ def test_a_model_in_new_parameters_trains_and_writes_back() -> None:
     output = new(x)
     new.write_back()
     torch.testing.assert_close(model(x), output, rtol=1e-12, atol=1e-13)
+    assert new.float()(x.float()).dtype == torch.float32  # the buffers and frozen weights of the original go along
+    assert next(new.double().model.parameters()).dtype == F64
     new.eval()
     assert not model.training
     problem = sl.Problem(new.train(), [(x, y)])

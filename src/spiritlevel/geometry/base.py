@@ -49,10 +49,6 @@ class ChangeOfVariables(Protocol):
         """A tangent vector at ``weights`` in the new parameters."""
         ...
 
-    def vjp(self, weights: Weights, covector: Weights) -> dict[str, Tensor]:
-        """The gradient in ``weights``, given that in the new parameters."""
-        ...
-
 
 class Part(ABC):
     """The piece of a chart that belongs to some of the parameters.
@@ -234,7 +230,9 @@ class Chart:
 
         def pull_back(gradient: Weights) -> Tensor:
             if self._change is not None:
-                gradient = self._change.vjp(out, gradient)
+                seeds = [gradient[n] for n in seen]
+                ends = torch.autograd.grad(list(seen.values()), list(at.values()), seeds, retain_graph=True)
+                gradient = dict(zip(at, ends, strict=True))
             pulled = torch.empty(self.size, dtype=self.dtype, device=self.device)
             for way, slot in zip(back, self._slices(pulled), strict=True):
                 way(gradient, slot)
@@ -242,8 +240,10 @@ class Chart:
 
         if self._change is None:
             return out, pull_back
-        with torch.no_grad():
-            return self._change.forward(out), pull_back
+        with torch.enable_grad():  # the graph of the change alone is kept: a second pass of it would cost more
+            at = {n: w.detach().requires_grad_() for n, w in out.items()}
+            seen = self._change.forward(at)
+        return {n: w.detach() for n, w in seen.items()}, pull_back
 
     def scales(self) -> Tensor:
         """Euclidean length in weight space of each unit coordinate (1 where coordinates mix weights)."""
@@ -354,7 +354,7 @@ class Transported(Geometry):
         return self.original.chart(before, blocks).through(self.change, weights)
 
     def _parts(self, weights: Weights, blocks: Sequence[Block], dtype: torch.dtype) -> list[Part]:
-        raise NotImplementedError  # `chart` is the original's
+        return self.original._parts(weights, blocks, dtype)
 
     def osculating(self) -> Geometry:
         return Transported(self.original.osculating(), self.change)

@@ -140,6 +140,11 @@ class Reparametrised(nn.Module):
         super().train(mode)
         return self
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Device and precision, of the original too."""
+        self.model._apply(fn)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's
+
     def modules(self, *args: Any) -> Iterator[nn.Module]:
         """The original's modules as well, so that whoever sets their mode for a while puts it back."""
         yield from super().modules()

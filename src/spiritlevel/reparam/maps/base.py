@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jacfwd, jvp, vjp
+from torch.func import jacfwd, jvp
 
 from spiritlevel.errors import ArgumentError, ModelError, ReparametrisationError
 from spiritlevel.reparam.flat import Layout, Weights
@@ -71,10 +70,12 @@ class Reparametrisation(ABC):
 
     def vjp(self, weights: Weights, covector: Weights) -> dict[str, Tensor]:
         """``J^T w``: a covector in the new parameters, at ``theta``."""
-        found: Any = vjp(self.forward, {n: w.detach() for n, w in weights.items()})
-        image, back = found
-        pulled: dict[str, Tensor] = back({n: covector[n].to(y.dtype) for n, y in image.items()})[0]
-        return pulled
+        with torch.enable_grad():
+            point = {n: w.detach().requires_grad_() for n, w in weights.items()}
+            image = self.forward(point)
+        seeds = [covector[n].to(y.dtype) for n, y in image.items()]
+        pulled = torch.autograd.grad(list(image.values()), list(point.values()), seeds, materialize_grads=True)
+        return dict(zip(point, pulled, strict=True))
 
     def jacobian(self, weights: Weights) -> Tensor:
         """The dense ``J``, new parameters by old, in the order of the names: for small nets."""

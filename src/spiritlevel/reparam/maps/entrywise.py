@@ -47,7 +47,7 @@ class Scaling(ParameterWise):
 
     def _factor(self, name: str, weight: Tensor) -> Tensor:
         given = self._factors if isinstance(self._factors, int | float) else self._factors[name]
-        c = torch.as_tensor(given).to(weight.device, weight.dtype)
+        c = torch.as_tensor(given, device=weight.device, dtype=weight.dtype)
         if c.dim() == 1 and weight.dim() > 1 and len(c) == weight.shape[0]:
             c = c.view(-1, *[1] * (weight.dim() - 1))
         try:
