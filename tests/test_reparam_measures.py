@@ -203,6 +203,18 @@ def test_what_does_not_fit_is_refused() -> None:
         sl.gradient_norm(problem, sl.Quotient(blocks=[], rest=sl.Euclidean().transported(Scaling(2.0))))
 
 
+def test_a_chart_that_leaves_the_domain_of_its_map_says_so() -> None:
+    # Kills: a NaN that travels on as a value.
+    model = nn.Linear(2, 2, bias=False).double()
+    with torch.no_grad():
+        model.weight.abs_().add_(0.1)
+    problem = reparametrised(sl.Problem(model, [(torch.ones(3, 2, dtype=F64), torch.tensor([0, 1, 0]))]), Log())
+    near = sl.average_case(problem, sl.Euclidean().transported(problem.change), 0.01)
+    assert near.value == pytest.approx(sl.average_case(problem.original, sl.Euclidean(), 0.01).value, rel=1e-8)
+    with pytest.raises(ReparametrisationError, match=r"for Log in 'weight', got -.* take a smaller radius"):
+        sl.average_case(problem, sl.Euclidean().transported(problem.change), 5.0)
+
+
 def test_a_model_in_new_parameters_trains_and_writes_back() -> None:
     # Kills: parameters registered twice, the original trained along, dotted names flattened.
     model, (x, y) = convolutional()

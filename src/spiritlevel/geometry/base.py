@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,31 +23,14 @@ from spiritlevel.core.blocks import Block
 from spiritlevel.core.shapes import Flat
 from spiritlevel.core.tensors import natural_dtype, same_device
 from spiritlevel.errors import ArgumentError, ModelError
+from spiritlevel.geometry.change import ChangeOfVariables
 from spiritlevel.geometry.section import Section, Verticals
 
-__all__ = ["ChangeOfVariables", "Chart", "Geometry", "Part", "PullBack", "Transported", "Weights", "required"]
+__all__ = ["Chart", "Geometry", "Part", "PullBack", "Transported", "Weights", "required"]
 
 Weights = Mapping[str, Tensor]
 PullBack = Callable[[Weights, Tensor], None]
 """Writes the gradient in coordinates, given the one in the weights, into a slice of a flat vector."""
-
-
-@runtime_checkable
-class ChangeOfVariables(Protocol):
-    """A smooth bijection of named parameters, as far as a chart needs to know it (see `spiritlevel.reparam`)."""
-
-    @property
-    def inverted(self) -> ChangeOfVariables:
-        """The way back."""
-        ...
-
-    def forward(self, weights: Weights) -> dict[str, Tensor]:
-        """The new parameters; differentiable as often as wanted."""
-        ...
-
-    def jvp(self, weights: Weights, tangent: Weights) -> dict[str, Tensor]:
-        """A tangent vector at ``weights`` in the new parameters."""
-        ...
 
 
 class Part(ABC):

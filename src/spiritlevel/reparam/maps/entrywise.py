@@ -107,7 +107,7 @@ class Monotone(ParameterWise):
         low, high = self._domain
         refuse_where(
             ~((weight > low) & (weight < high)), name, f"values above {low:g} and below {high:g} for {self}", weight,
-            "outside them the map is not defined; leave this parameter out of the map",
+            "outside them the map is not defined; take a smaller radius or step, or leave this parameter out",
         )  # fmt: skip
         return self._function(weight)
 
