@@ -347,11 +347,21 @@ def test_kfac_transforms_under_linear_maps_of_a_layer_only() -> None:
     change = Linear({"0.weight": torch.kron(torch.eye(2, dtype=F64), a.mT.contiguous())})
     plain = KFAC(1e-12).at(problem).matrix()
     torch.testing.assert_close(other, Transport(change, problem.weights).bilinear_matrix(plain), rtol=1e-6, atol=1e-9)
+
+    def rank(
+        block: Tensor,
+    ) -> int:  # 1 for a Kronecker product of a 2 x 2 and a 3 x 3 matrix (Van Loan's rearrangement)
+        return int(torch.linalg.matrix_rank(block.reshape(2, 3, 2, 3).permute(0, 2, 1, 3).reshape(4, 9), rtol=1e-6))
+
+    entries = Scaling({"0.weight": torch.linspace(0.5, 2.0, 6, dtype=F64).view(2, 3)})
+    moved = {m: Transport(m, problem.weights).bilinear_matrix(plain)[:6, :6] for m in (change, entries)}
+    assert rank(plain[:6, :6]) == rank(moved[change]) == 1
+    assert rank(moved[entries]) > 1  # no K-FAC can come out as the transported one
     assert KFAC.transforms is Transforms.LAYERWISE
     with pytest.raises(ModelError, match="model's own parameters for K-FAC"):
         KFAC().at(reparametrised(problem, WeightNorm()))
-    moved = KFAC().transported(change)
-    assert sharpness(reparametrised(problem, change), moved, samples=10).value == pytest.approx(
+    kept = KFAC().transported(change)
+    assert sharpness(reparametrised(problem, change), kept, samples=10).value == pytest.approx(
         sharpness(problem, KFAC(), samples=10).value, rel=1e-7
     )
 
