@@ -66,7 +66,7 @@ def flow(quick: bool, seed: int) -> Report:
     old = Problem(model, [batch], nn.MSELoss())
     change = _sinh()
     new, time = reparametrised(old, change), 2.0
-    sizes = [0.1 / 2**i for i in range(4 if quick else 6)]
+    sizes = [0.1 / 2**i for i in range(4 if quick else 7)]
     errors: dict[str, list[float]] = {"transported": [], "image of each step": [], "autodiff alone": []}
     for h in sizes:
         steps = round(time / h)
@@ -79,7 +79,8 @@ def flow(quick: bool, seed: int) -> Report:
         ends = zip(errors, (moved, image, naive), strict=True)
         for name, end in ends:
             errors[name].append(_distance(change.inverse(end), there))
-    slope = float(np.polyfit(np.log(sizes), np.log(errors["transported"]), 1)[0])
+    # the large steps may be past the stability of gradient descent itself
+    slope = float(np.polyfit(np.log(sizes[-3:]), np.log(errors["transported"][-3:]), 1)[0])
     claims = (
         Claim("the transported flow keeps the path (Sec. 3.2)", "same path", errors["transported"][-1],
               errors["transported"][-1] < 0.1 * errors["autodiff alone"][-1],
@@ -87,7 +88,7 @@ def flow(quick: bool, seed: int) -> Report:
         Claim("gradient descent in psi leaves it (Fig. 2a, top)", "another path", errors["autodiff alone"][-1],
               errors["autodiff alone"][-1] > 10 * errors["transported"][-1]),
         Claim("a discrete step keeps it to first order (Remark 4)", "first order", slope, abs(slope - 1) < 0.2,
-              note="slope of the error in the step size"),
+              note="slope of the error in the step size, over the three smallest"),
         Claim("ours: the image of each step keeps it", "-", max(errors["image of each step"]),
               max(errors["image of each step"]) < 1e-8),
     )  # fmt: skip
