@@ -147,7 +147,7 @@ def _flow_figure(paths: dict[str, Tensor], sizes: list[float], errors: dict[str,
     left.legend(frameon=False, title="gradient descent in")
     for (name, values), colour in zip(errors.items(), (BLUE, GREY, ORANGE), strict=True):
         right.loglog(sizes, [max(v, 1e-17) for v in values], "o-", color=colour, label=name)
-    right.set_xticks(sizes, [f"{h:g}" for h in sizes])
+    right.set_xticks(sizes[::2], [f"{h:.2g}" for h in sizes[::2]])
     right.minorticks_off()
     right.set_xlabel("step size")
     right.set_ylabel(r"largest difference from the path of $\theta$")
