@@ -20,9 +20,12 @@ from spiritlevel.reparam import Scaling, reparametrised, sharpness
 __all__ = ["optimisers", "trace"]
 
 _MAKE: dict[str, Any] = {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),  # App. E.2
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, nesterov=True),  # 0.1 in App. E.2: see settings
     "Adam": lambda p: torch.optim.Adam(p),  # its default, as in App. E.2
 }
+
+
+_TRAINED = 80.0  # per cent of the training data; below it there is no minimum to speak of, and no verdict
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ def _settings(quick: bool, seed: int) -> dict[str, Any]:
     return {
         "network": "LeNet for 8 x 8 images (chosen; the paper: LeNet on MNIST, WideResNet-16-4 on CIFAR)",
         "data": "scikit-learn's digits (chosen)", **_sizes(quick), "batch": 32,
-        "precision": "trained in float32, measured in float64", "SGD": "0.1, Nesterov 0.9, cosine",
+        "precision": "trained in float32, measured in float64",
+        "SGD": "0.02 (chosen: with the paper's 0.1 this small network dies), Nesterov 0.9, cosine",
         "Adam": "defaults, cosine", "trace": "Hutchinson, standard error 2 %", "seed": seed,
     }  # fmt: skip
 
@@ -98,6 +102,7 @@ def trace(quick: bool, seed: int) -> Report:
     logs = [math.log(a / b) for a, b in zip(traces["Adam, theta"], traces["SGD, theta"], strict=True)]
     low, high = interval(logs)
     losses = " and ".join(f"{mean(v):.2g} ({n})" for n, v in _losses(runs).items())
+    trained = min(r.train for each in runs.values() for r in each) > _TRAINED
     per_loss = _per_loss(logs, _losses(runs))
     claims = (
         Claim("tr H falls by c^2 under psi = c theta: theta / 2 (Table 3)", "6143.7 / 1531.8 = 4.01",
@@ -108,7 +113,7 @@ def trace(quick: bool, seed: int) -> Report:
         Claim("ours: with the metric transported it stays", "-", max(moved), max(moved) < 1e-3,
               note="largest relative difference over maps and seeds"),
         Claim("tr H: Adam above SGD in plain weights", "1929.8 / 1531.8 = 1.26", math.exp(mean(logs)),
-              low > 0 if low > 0 or high < 0 else None, (math.exp(low), math.exp(high)),
+              low > 0 if trained and (low > 0 or high < 0) else None, (math.exp(low), math.exp(high)),
               f"geometric mean of the ratio; another data set; training loss {losses}"),
         Claim("ours: the same ratio per unit of training loss", "-", *per_loss),
         Claim("generalisation gap in %: Adam above SGD", "7.2 and 5.2",
@@ -159,6 +164,7 @@ def optimisers(quick: bool, seed: int) -> Report:
     logs = [math.log(a / b) for a, b in zip(own["Adam"], own["SGD"], strict=True)]
     low, high = interval(logs)
     losses = " and ".join(f"{mean(v):.2g} ({n})" for n, v in _losses(runs).items())
+    trained = min(r.train for each in runs.values() for r in each) > _TRAINED
     per_loss = _per_loss(logs, _losses(runs))
     adam = runs["Adam"][0]
     change = Scaling(3.0)
@@ -167,7 +173,7 @@ def optimisers(quick: bool, seed: int) -> Report:
     tests = {n: [r.test for r in each] for n, each in runs.items()}
     claims = (
         Claim("tr(G^-1 H): Adam far above SGD (Fig. 5)", "well above on all four data sets", math.exp(mean(logs)),
-              math.exp(low) > 2 if low > 0 or high < 0 else None, (math.exp(low), math.exp(high)),
+              math.exp(low) > 2 if trained and (low > 0 or high < 0) else None, (math.exp(low), math.exp(high)),
               f"geometric mean of the ratio; holds if above 2 with 95 %; training loss {losses}"),
         Claim("ours: the same ratio per unit of training loss", "-", *per_loss),
         Claim("and so in any coordinates", "same values", stays, stays < 1e-3,
