@@ -18,6 +18,7 @@ from bench import costs
 from bench.curvature import curvature
 from bench.ensemble import ensemble
 from bench.optim import optim
+from bench.reparam import reparam
 from bench.solvers import QUOTIENT_RADII, solvers
 from spiritlevel.demo import digits, train
 
@@ -29,6 +30,7 @@ _COSTS = {
     "curvature": curvature,
     "ensemble": ensemble,
     "optim": optim,
+    "reparam": reparam,
 }
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import sys
 from pathlib import Path
 
 import pytest
 
 from spiritlevel.cli import main
 from spiritlevel.core.drawing import panel
-from spiritlevel.experiments import Claim, Report
+from spiritlevel.errors import MissingDependencyError
+from spiritlevel.experiments import EXPERIMENTS, Claim, Report
+from spiritlevel.experiments.reparam_common import digits, interval
 
 
 def report() -> Report:
@@ -60,3 +64,50 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 def test_unknown_experiments_are_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "nothing-of-the-kind"]) == 2
     assert main(["reproduce"]) == 0
+
+
+REPARAM = ("toy", "flow", "density", "spectrum", "laplace", "trace", "optimisers", "ntk")
+
+
+def reparam(name: str, tmp_path: Path) -> Report:
+    found = EXPERIMENTS[f"reparam-{name}"].run(True, 0)
+    written = found.write(tmp_path)
+    assert {p.suffix for p in written} == {".json", ".csv", ".md", ".png", ".svg"}
+    assert found.figures
+    assert "seed" in found.settings or "seeds" in found.settings or name == "toy"
+    return found
+
+
+@pytest.mark.parametrize("name", ["toy", "flow", "density", "spectrum", "ntk", "laplace"])
+def test_the_exact_claims_of_the_reparametrisation_paper_hold(name: str, tmp_path: Path) -> None:
+    found = reparam(name, tmp_path)
+    unknown = 2 if name == "laplace" else 0  # numbers that need the paper's unstated width and prior
+    assert sum(c.holds is None for c in found.claims) == unknown
+    assert all(c.holds is not False for c in found.claims), str(found)
+
+
+@pytest.mark.slow  # trains six networks
+def test_the_optimisers_of_the_reparametrisation_paper(tmp_path: Path) -> None:
+    found = {name: reparam(name, tmp_path) for name in ("trace", "optimisers")}
+    law = [c for c in found["trace"].claims if "psi = c theta" in c.what or "2 theta" in c.what or "stays" in c.what]
+    assert len(law) == 3
+    assert all(c.holds for c in law)
+    far, _, same = found["optimisers"].claims[:3]
+    assert isinstance(far.here, float)
+    assert far.interval is not None
+    assert far.interval[0] < far.here < far.interval[1]
+    assert far.holds
+    assert same.holds
+
+
+def test_all_experiments_of_the_reparametrisation_paper_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"reparam-{name}" in text for name in REPARAM)
+
+
+def test_digits_need_scikit_learn_and_intervals_two_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(MissingDependencyError, match="expected the package 'scikit-learn'"):
+        digits(10)
+    assert interval([1.0]) == (-math.inf, math.inf)

@@ -37,6 +37,7 @@ def test_public_names_are_sorted_and_exist(name: str) -> None:
 def test_the_fixed_names_are_there() -> None:
     assert set(FIXED) <= set(sl.__all__)
     assert {"AutoPGD", "SphereAscent"} <= set(sl.solvers.__all__)
+    assert {"Reparametrisation", "Scaling", "WeightNorm", "carried", "reparametrised"} <= set(sl.reparam.__all__)
 
 
 def test_progress_is_quiet_where_nobody_looks(

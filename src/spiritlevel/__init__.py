@@ -8,7 +8,7 @@
 True
 """
 
-from spiritlevel import optim, solvers
+from spiritlevel import optim, reparam, solvers
 from spiritlevel.core.blocks import (
     BatchNorm,
     Block,
@@ -25,7 +25,7 @@ from spiritlevel.core.losses import CrossEntropy
 from spiritlevel.core.results import Curve, Measurement, Status
 from spiritlevel.core.views import Factor, Piece
 from spiritlevel.errors import SpiritlevelError
-from spiritlevel.geometry import Diagonal, Elementwise, Euclidean, Quotient
+from spiritlevel.geometry import Dense, Diagonal, Elementwise, Euclidean, Quotient
 from spiritlevel.measures import (
     adaptive_sharpness,
     average_case,
@@ -54,6 +54,7 @@ __all__ = [
     "Block",
     "CrossEntropy",
     "Curve",
+    "Dense",
     "Diagonal",
     "Elementwise",
     "Euclidean",
@@ -89,6 +90,7 @@ __all__ = [
     "move_along_orbit",
     "optim",
     "renyi_sharpness",
+    "reparam",
     "root_diagonal_trace",
     "solvers",
     "verify_symmetries",

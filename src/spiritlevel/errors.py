@@ -11,6 +11,7 @@
     ├── LossError                the loss is not a finite scalar
     ├── NondeterminismError      two passes over the same data disagree
     ├── SymmetryError            a claimed symmetry does not hold
+    ├── ReparametrisationError   a change of variables is no bijection, or a metric is singular, where it is used
     ├── DerivativeError          the model has no derivative of the order asked for
     ├── StoreError               the file that holds a study's results cannot be read or written
     └── MissingDependencyError   an optional package is not installed (also an ImportError)
@@ -31,6 +32,7 @@ __all__ = [
     "MissingDependencyError",
     "ModelError",
     "NondeterminismError",
+    "ReparametrisationError",
     "SpiritlevelError",
     "StoreError",
     "SymmetryError",
@@ -71,6 +73,10 @@ class NondeterminismError(SpiritlevelError):
 
 class SymmetryError(SpiritlevelError):
     """A claimed symmetry does not hold."""
+
+
+class ReparametrisationError(SpiritlevelError):
+    """A change of variables is no bijection, or a metric is singular, where it is used."""
 
 
 class DerivativeError(SpiritlevelError):

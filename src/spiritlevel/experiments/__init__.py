@@ -1,6 +1,26 @@
 """Each table and figure of the papers as a function that returns data, and draws it."""
 
-from spiritlevel.experiments import adam_sparse, sam_digits  # noqa: F401  # they register themselves
+from spiritlevel.experiments import (
+    adam_sparse,
+    reparam_figure2,
+    reparam_laplace,
+    reparam_ntk,
+    reparam_optimisers,
+    reparam_toy,
+    sam_digits,
+)
 from spiritlevel.experiments.base import EXPERIMENTS, Claim, Experiment, Report
 
-__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Report"]
+__all__ = [
+    "EXPERIMENTS",
+    "Claim",
+    "Experiment",
+    "Report",
+    "adam_sparse",
+    "reparam_figure2",
+    "reparam_laplace",
+    "reparam_ntk",
+    "reparam_optimisers",
+    "reparam_toy",
+    "sam_digits",
+]

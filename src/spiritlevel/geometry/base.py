@@ -11,6 +11,7 @@ rest and its gradient lies in the horizontal space by itself.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,9 +23,10 @@ from spiritlevel.core.blocks import Block
 from spiritlevel.core.shapes import Flat
 from spiritlevel.core.tensors import natural_dtype, same_device
 from spiritlevel.errors import ArgumentError, ModelError
+from spiritlevel.geometry.change import ChangeOfVariables
 from spiritlevel.geometry.section import Section, Verticals
 
-__all__ = ["Chart", "Geometry", "Part", "PullBack", "Weights", "required"]
+__all__ = ["Chart", "Geometry", "Part", "PullBack", "Transported", "Weights", "required"]
 
 Weights = Mapping[str, Tensor]
 PullBack = Callable[[Weights, Tensor], None]
@@ -126,6 +128,8 @@ class Chart:
         if self.dimension == 0:
             raise ModelError("expected weights that can move, got none: all are zero, frozen or outside the geometry")
         self._section = section
+        self._change: ChangeOfVariables | None = None
+        self._seen: Weights = {}
         self._verticals = Verticals(free, dict(weights), self._horizontal) if free else None
         if self._verticals is not None:
             self.dimension -= self._verticals.dimension
@@ -136,6 +140,17 @@ class Chart:
     def _check(self, z: Tensor) -> None:
         if z.shape != (self.size,):
             raise ArgumentError(f"expected {self.size} coordinates in one flat vector, got shape {tuple(z.shape)}")
+
+    def through(self, change: ChangeOfVariables, weights: Weights) -> Chart:
+        """The same coordinates of the same point, seen by somebody who has other parameters.
+
+        Args:
+            change: takes the parameters of this chart to theirs.
+            weights: the point in theirs.
+        """
+        other = copy.copy(self)
+        other._change, other._seen = change, dict(weights)
+        return other
 
     def zeros(self) -> Tensor:
         """The coordinates of the point itself."""
@@ -150,7 +165,7 @@ class Chart:
         out = dict(self._still)
         for part, piece in zip(self.parts, self._slices(self._removed(z)), strict=True):
             part.write(piece, out)
-        return out
+        return out if self._change is None else self._change.forward(out)
 
     def _removed(self, z: Tensor) -> Tensor:
         """Without the vertical directions that no part knows of."""
@@ -178,6 +193,8 @@ class Chart:
 
     def coordinates(self, tangent: Weights) -> Tensor:
         """Coordinates of a tangent vector given at the user's weights; its vertical part is dropped."""
+        if self._change is not None:
+            tangent = self._change.inverted.jvp(self._seen, tangent)
         return self._removed(self._horizontal(tangent if self._section is None else self._section.push(dict(tangent))))
 
     def _horizontal(self, tangent: Weights) -> Tensor:
@@ -189,7 +206,10 @@ class Chart:
         out = {n: torch.zeros_like(w) for n, w in self._still.items()}
         for part, piece in zip(self.parts, self._slices(self.project(z)), strict=True):
             part.tangent(piece, out)
-        return out if self._section is None else self._section.pull(out)
+        tangent = out if self._section is None else self._section.pull(out)
+        if self._change is None:
+            return tangent
+        return self._change.jvp(self._change.inverted.forward(self._seen), tangent)
 
     def evaluate(self, z: Flat) -> tuple[dict[str, Tensor], Callable[[Weights], Tensor]]:
         """The weights at ``z``, cut off from autograd, and the function that takes their gradient to that of ``f``.
@@ -203,12 +223,21 @@ class Chart:
             back = [part.evaluate(piece, out) for part, piece in zip(self.parts, pieces, strict=True)]
 
         def pull_back(gradient: Weights) -> Tensor:
+            if self._change is not None:
+                seeds = [gradient[n] for n in seen]
+                ends = torch.autograd.grad(list(seen.values()), list(at.values()), seeds, retain_graph=True)
+                gradient = dict(zip(at, ends, strict=True))
             pulled = torch.empty(self.size, dtype=self.dtype, device=self.device)
             for way, slot in zip(back, self._slices(pulled), strict=True):
                 way(gradient, slot)
             return self._removed(pulled)
 
-        return out, pull_back
+        if self._change is None:
+            return out, pull_back
+        with torch.enable_grad():  # the graph of the change alone is kept: a second pass of it would cost more
+            at = {n: w.detach().requires_grad_() for n, w in out.items()}
+            seen = self._change.forward(at)
+        return {n: w.detach() for n, w in seen.items()}, pull_back
 
     def scales(self) -> Tensor:
         """Euclidean length in weight space of each unit coordinate (1 where coordinates mix weights)."""
@@ -287,6 +316,17 @@ class Geometry(ABC):
         """
         raise ArgumentError(f"expected an elementwise geometry for the rest, got {self}")
 
+    def transported(self, change: ChangeOfVariables) -> Geometry:
+        """The same geometry for somebody whose parameters are others: ``psi = change(theta)``.
+
+        The metric becomes ``J^-T G J^-1``, straight lines their images. A measure of the loss as a function of ``psi``
+        in the transported geometry is the one of the loss as a function of ``theta`` in this.
+
+        Args:
+            change: takes the parameters this geometry is about to those that are measured (`spiritlevel.reparam`).
+        """
+        return Transported(self, change)
+
     def osculating(self) -> Geometry:
         """A geometry whose curves agree with these to second order, and are cheapest: enough for all curvature."""
         return self
@@ -294,3 +334,35 @@ class Geometry(ABC):
     def settings(self) -> dict[str, Any]:
         """What fixes it, as plain data."""
         return {"geometry": str(self)}
+
+
+class Transported(Geometry):
+    """A geometry seen in other parameters, from `Geometry.transported`.
+
+    Blocks are those of the original parameters, and so are the names of layers.
+
+    Args:
+        original: the geometry of ``theta``.
+        change: ``theta`` to ``psi``.
+    """
+
+    def __init__(self, original: Geometry, change: ChangeOfVariables) -> None:
+        self.original, self.change = original, change
+        self.needs_blocks, self.blocks = original.needs_blocks, original.blocks
+
+    def chart(self, weights: Weights, blocks: Sequence[Block] = ()) -> Chart:
+        with torch.no_grad():
+            before = self.change.inverted.forward(weights)
+        return self.original.chart(before, blocks).through(self.change, weights)
+
+    def _parts(self, weights: Weights, blocks: Sequence[Block], dtype: torch.dtype) -> list[Part]:
+        return self.original._parts(weights, blocks, dtype)
+
+    def osculating(self) -> Geometry:
+        return Transported(self.original.osculating(), self.change)
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.original.settings(), "geometry": str(self)}
+
+    def __str__(self) -> str:
+        return f"{self.original} transported by {self.change}"

@@ -20,10 +20,10 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spiritlevel.core.blocks import Block
 from spiritlevel.core.registry import Registry
@@ -214,5 +214,47 @@ class Diagonal(_EntrywiseGeometry):
                 raise ModelError(f"expected a metric that broadcasts to {name!r}, got {shapes}") from error
         return [_Scaled(weights, masks, dtype, self.metric)]
 
+    @classmethod
+    def from_optimizer(cls, optimizer: torch.optim.Optimizer, model: nn.Module) -> Diagonal:
+        """The metric an adaptive optimiser steps in: ``sqrt(second moment) + eps``, read from its state.
+
+        Adam and its kin (bias-corrected; the running maximum with amsgrad), RMSProp (centred or not) and Adagrad. It is
+        a root of squared gradients, so it does not transform by itself under any map but that of signs: transport it.
+
+        Args:
+            optimizer: after at least one step.
+            model: the one it trains, for the names of the parameters. Parameters without state are left out.
+        """
+        metric = {}
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                state = optimizer.state.get(p, {})
+                if state:
+                    metric[p] = _second_moment(state, group).sqrt() + group["eps"]
+        named = {n: metric[p] for n, p in model.named_parameters() if p in metric}
+        if not named:
+            raise ArgumentError(
+                "expected an optimiser with second moments of the model's parameters, got none: take a step first, and "
+                "pass the model that it trains"
+            )
+        return cls(named)
+
     def __str__(self) -> str:
         return f"Diagonal({len(self.metric)} tensors)"
+
+
+def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor:
+    """The second moment of gradients of one parameter, as its optimiser uses it."""
+    if "exp_avg_sq" in state:  # Adam's
+        moment: Tensor = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
+        correction: float = 1 - group["betas"][1] ** float(state["step"])
+        return moment.detach() / correction
+    if "square_avg" in state:  # RMSProp's
+        moment = state["square_avg"].detach()
+        return moment - state["grad_avg"].detach() ** 2 if "grad_avg" in state else moment
+    if "sum" in state:  # Adagrad's
+        total: Tensor = state["sum"].detach()
+        return total
+    raise ArgumentError(
+        f"expected an optimiser that keeps second moments (Adam, RMSProp, Adagrad), got state {sorted(state)}"
+    )

@@ -155,10 +155,14 @@ class Problem:
         if not geometry.needs_blocks:
             return geometry.chart(self.weights)
         blocks = self.symmetries if geometry.blocks is None else geometry.blocks
+        self.verify(blocks)
+        return geometry.chart(self.weights, blocks)
+
+    def verify(self, blocks: Sequence[Block]) -> None:
+        """Refuse symmetries that do not hold on a few examples; once for the same blocks."""
         if self._verified is not blocks:
             check_blocks(self.model, next(self.batches()), blocks, loss=self.tensor)
             self._verified = blocks
-        return geometry.chart(self.weights, blocks)
 
     def output(self, weights: Weights, batch: Any) -> Any:
         """What the model returns for a batch at the given weights."""

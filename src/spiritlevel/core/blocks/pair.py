@@ -151,3 +151,7 @@ class Pair(Block):
         new = fresh(weights, self.parameters)
         self.write(new, moved_g.to(g.dtype), moved_h.to(h.dtype))
         return new
+
+    def inverse(self, element: Tensor) -> Tensor:
+        inverted: Tensor = torch.linalg.inv(element)
+        return inverted
