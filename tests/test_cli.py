@@ -147,6 +147,18 @@ def test_symmetries(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out)["redundant"] == 64
 
 
+def test_kinds_of_symmetry_are_quotiented(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Kills: an option that does not arrive; the dimension falls by that of the further groups."""
+    line = ["measure", files[0], "--data", files[1], "--measure", "gradient-norm", "--json"]
+    found = []
+    for more in ([], ["--kinds", "all"], ["--kinds", "attention", "norm"]):
+        assert main([*line, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out)["measurements"][0]["settings"]["dimension"])
+    assert found[0] > found[2] > found[1]
+    assert main([*line, "--kinds", "nothing"]) == 2
+    assert "expected kinds out of" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [

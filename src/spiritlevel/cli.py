@@ -160,6 +160,10 @@ def measure(
     ] = "quotient",
     metric: Annotated[_Metric, typer.Option(help="Metric of the quotient.")] = _Metric.inverse_gram,
     curve: Annotated[_Curve, typer.Option(help="Curves of the quotient.")] = _Curve.exact,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Symmetries to quotient by: all, {', '.join(KINDS)}. Default: attention and lora."),
+    ] = None,
     solver: Annotated[str, typer.Option(help=f"One of {', '.join(SOLVERS)}.")] = "sphere",
     steps: Annotated[int, typer.Option(min=1, help="Most gradient evaluations per batch and radius.")] = 20,
     samples: Annotated[int, typer.Option(min=2, help="Random points per batch for averages (even).")] = 20,
@@ -188,7 +192,11 @@ def measure(
     unknown = [m for m in measure if m not in MEASURES]
     if unknown:
         raise ArgumentError(f"expected measures out of {', '.join(MEASURES)}; got {', '.join(unknown)}")
-    quotient = Quotient(metric.value, curve.value)
+    model = load_checkpoint(checkpoint, builder).to(_device(device))
+    batches = load_data(data, batch_size, examples)
+    problem = Problem(model, batches, normalize_logits=normalize_logits, micro_batch=micro_batch)
+    blocks = find_symmetries(model, kinds=_kinds(kinds), batch=next(problem.batches())) if kinds else None
+    quotient = Quotient(metric.value, curve.value, blocks)
     options = Options(
         rho=tuple(rho or ()),
         geometry=_geometry(geometry, quotient),
@@ -210,9 +218,6 @@ def measure(
             seconds=seconds,
         ),
     )
-    model = load_checkpoint(checkpoint, builder).to(_device(device))
-    batches = load_data(data, batch_size, examples)
-    problem = Problem(model, batches, normalize_logits=normalize_logits, micro_batch=micro_batch)
     results = [(name, MEASURES[name].run(problem, options)) for name in measure]
     drawn = [] if figures is None else _draw(figures, results)
     if as_json:
@@ -229,6 +234,10 @@ def measure(
         _out.print(_shown(found))
     for path in drawn:
         _out.print(f"wrote {path}", highlight=False)
+
+
+def _kinds(named: list[str]) -> str | list[str]:
+    return "all" if "all" in named else named
 
 
 def _draw(folder: Path, results: list[tuple[str, list[Measurement]]]) -> list[Path]:
@@ -267,7 +276,7 @@ def symmetries(
     model = load_checkpoint(checkpoint, builder)
     batch = None if data is None else next(iter(load_data(data, batch_size=4)), None)
     chosen = kinds or (["attention", "lora"] if batch is None else ["all"])
-    found = find_symmetries(model, kinds="all" if "all" in chosen else chosen, batch=batch)
+    found = find_symmetries(model, kinds=_kinds(chosen), batch=batch)
     certificate = None if batch is None else certify(model, batch, found)
     if html is not None:
         _write(html, page(found, certificate, f"Weight symmetries of {checkpoint}"))
