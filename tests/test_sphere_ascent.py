@@ -239,7 +239,7 @@ def test_float32_stops_by_itself() -> None:
 
 
 def test_memory_during_an_evaluation() -> None:
-    """At most 2.5 vectors besides what the caller holds. Kills: secants in full, a gradient that is kept."""
+    """At most 2.6 vectors besides what the caller holds. Kills: secants in full, a gradient that is kept."""
     n = 64 * 256
     h = torch.linspace(-1, 1, n)
     g = torch.randn(n) / math.sqrt(n)

@@ -18,9 +18,9 @@ _CHUNK = 1 << 16  # entries worked on at a time: no temporary of a whole model's
 _PIECE = 1 << 10  # entries summed in the coordinates' own precision: in float32 within 1e-6 of the longest products
 _FLAT = 1e-6  # ours: a secant with less of its squared length along the sphere says nothing about it
 _NEAR = 0.02  # ours, from bench solvers: up to this residual the model is believed across the plane of the secants too
-_ALIKE = 0.5  # ours
-_ANGLE = 0.02
-_BEND = 0.5
+_ALIKE = 0.5  # ours, from bench solvers: curvature across the radius at first, in parts of that along it
+_ANGLE = 0.02  # ours: on a shorter arc rounding spoils the cubic, and a parabola does as well
+_BEND = 0.5  # ours: the most a cubic changes a curvature, in parts of mu
 _G, _Z = 4, 5  # rows of the inner products: both secants, both changes of the gradient, g, z
 
 
@@ -119,35 +119,55 @@ class Model:
     def step(self, reach: float, rises: bool) -> Proposal:
         """To the maximum, no further away along the secants than ``reach`` times the last step, and on from there.
 
-        Across the secants the step is ``w = (g + x Y)/mu`` of what is across them, with x the move along them. Far
-        from a maximum x is chosen as if w were 0. Near one the two are chosen together: the rise
-        ``w (g + x Y) - mu |w|^2 / 2`` that w brings adds ``Y Y'/mu`` to the curvature of x and ``Y g/mu`` to its slope.
+        With x the move along the secants and Y the gradient's change across them, the step across is
+        ``w = (g + x Y)/mu`` of what is across. Far from a maximum x is chosen as if w were 0, near one both together:
+        the rise ``w (g + x Y) - mu |w|^2 / 2`` that w brings adds ``Y Y'/mu`` to the curvature of x and ``Y g/mu`` to
+        its slope; this may change x by no more than ``|w|``.
         """
-        basis, tau = self._basis(), self.shift(rises)
+        basis, tau, flat = self._basis(), self.shift(rises), self._flat
         if not basis.shape[1]:
             return Proposal(tau=tau) if tau or self._mu == 0 else self._blind()
-        flat = self._flat
         image, slope = basis.T @ flat[:2, 2:4] @ basis, basis.T @ flat[:2, _G]
-        curvature = (image + image.T) / 2 - self._mu * np.eye(len(image))
-        bend = self._bend()
-        if bend is not None and basis[0].any():
-            along = basis.T @ flat[:2, 0] / math.sqrt(flat[0, 0])
-            known = float(along @ curvature @ along)
-            bend = min(max(bend, known - _BEND * self._mu), known + _BEND * self._mu)
-            curvature = curvature + (bend - known) * np.outer(along, along)
-        together = self._mu > 0 and tau == 0 and self.residual < _NEAR
-        if together:
-            across = basis.T @ flat[2:4, 2:4] @ basis - image.T @ image
-            curvature = curvature + across / self._mu
-            slope = slope + (basis.T @ flat[2:4, _G] - image.T @ slope) / self._mu
-        x = _highest(curvature, slope, reach * math.sqrt(flat[0, 0] if basis[0].any() else flat[1, 1]))
+        curvature = self._bent((image + image.T) / 2 - self._mu * np.eye(len(image)), basis)
+        limit = reach * math.sqrt(flat[0, 0] if basis[0].any() else flat[1, 1])
+        x = _highest(curvature, slope, limit)
+        if self._mu > 0 and tau == 0 and self.residual < _NEAR:
+            x = self._together(basis, image, curvature, slope, x, limit)
         c = basis @ x
-        if not together:
+        if tau or self._mu == 0:
             return Proposal(c, tau * c, tau, keep=True)
         point, gradient = np.array([*c, 0, 0, 0, 1]), np.array([0, 0, *c, 1, 0])
         pull = (point @ self._gram @ gradient) / (point @ self._gram @ point)
-        d = -basis @ (basis.T @ (flat[:2, _G] + flat[:2, 2:4] @ c) - pull * x)
+        d = -basis @ (slope + image @ x - pull * x)  # the predicted gradient along the secants moves z no further
         return Proposal(c, d, -float(d @ self._gram[:2, _Z]) / self._gram[_Z, _Z], inside=False, keep=True)
+
+    def _together(
+        self,
+        basis: np.ndarray,
+        image: np.ndarray,
+        curvature: np.ndarray,
+        slope: np.ndarray,
+        alone: np.ndarray,
+        limit: float,
+    ) -> np.ndarray:
+        """The move along the secants that is best with the step across to come."""
+        flat = self._flat
+        squares = basis.T @ flat[2:4, 2:4] @ basis - image.T @ image
+        products = basis.T @ flat[2:4, _G] - image.T @ slope
+        across = flat[_G, _G] - slope @ slope + 2 * alone @ products + alone @ squares @ alone
+        x = _highest(curvature + squares / self._mu, slope + products / self._mu, limit)
+        more, most = float(np.linalg.norm(x - alone)), math.sqrt(max(across, 0.0)) / self._mu
+        together: np.ndarray = alone + (x - alone) * (most / more) if more > most else x
+        return together
+
+    def _bent(self, curvature: np.ndarray, basis: np.ndarray) -> np.ndarray:
+        """With the curvature along the last step from both of its values too, within bounds."""
+        bend = self._bend()
+        if bend is None or not basis[0].any():
+            return curvature
+        along = basis.T @ self._flat[:2, 0] / math.sqrt(self._flat[0, 0])
+        change = bend - float(along @ curvature @ along)
+        return curvature + float(np.clip(change, -_BEND * self._mu, _BEND * self._mu)) * np.outer(along, along)
 
     def _bend(self) -> float | None:
         """The curvature with which Newton's step goes to the top of a cubic, from values and slopes at both ends."""
@@ -168,7 +188,7 @@ class Model:
     def _blind(self) -> Proposal:
         """Nothing is known across the radius but what the radius itself showed: as convex across, to some share."""
         seen = self._gram[0, 2] / self._gram[0, 0] if self._gram[0, 0] > 0 else 0.0
-        return Proposal(tau=-_ALIKE * min(max(seen, 0.0), self._mu), inside=False)
+        return Proposal(tau=-_ALIKE * float(min(max(seen, 0.0), self._mu)), inside=False)
 
     def _basis(self) -> np.ndarray:
         """Coefficients of an orthonormal basis of the secants, with as many columns as say something new."""

@@ -28,8 +28,8 @@ class SphereAscent(Solver):
     """Ours: the power method for functions, with the gradient extrapolated along what it has seen.
 
     Maximisers are fixed points of ``z <- rho g(z)/|g(z)|``. The step is ``z <- rho g*/|g*|``, where ``g* = g + Y c`` is
-    the gradient predicted at the maximum ``z + S c`` of a quadratic model in the plane of two secants ``Y ~ H S``, those
-    to the other ends of the last two steps (see `Model.step`). A step that falls serves as a secant; after two in a row
+    the gradient predicted at the maximum ``z + S c`` of a quadratic model in the plane of two secants ``Y ~ H S``, to
+    the other ends of the last two steps (see `Model.step`). A step that falls serves as a secant; after two in a row
     come short steps ``z <- P(z + g/tau)``, which also lead inside the ball where the function falls outwards. It finds
     local maxima, as does every solver with 20 evaluations. On other balls it is the conditional-gradient method with a
     line search.
