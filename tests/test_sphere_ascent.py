@@ -18,7 +18,8 @@ from spiritlevel.errors import ArgumentError
 from spiritlevel.solvers.autopgd import AutoPGD
 from spiritlevel.solvers.ball import L2Ball, LinfBall
 from spiritlevel.solvers.base import Centre, Solution, Trace
-from spiritlevel.solvers.sphere_ascent import SphereAscent, _Packed, _Run
+from spiritlevel.solvers.packed import Packed
+from spiritlevel.solvers.sphere_ascent import SphereAscent, _Run
 
 F = Callable[[Tensor], tuple[float, Tensor]]
 EXACT = SphereAscent(steps=500, tolerance=1e-14)
@@ -238,7 +239,7 @@ def test_float32_stops_by_itself() -> None:
 
 
 def test_memory_during_an_evaluation() -> None:
-    """At most 2.5 vectors besides what the caller holds. Kills: secants in full, a gradient that is kept."""
+    """At most 2.6 vectors besides what the caller holds. Kills: secants in full, a gradient that is kept."""
     n = 64 * 256
     h = torch.linspace(-1, 1, n)
     g = torch.randn(n) / math.sqrt(n)
@@ -277,16 +278,17 @@ def test_keeps_no_gradient_alive() -> None:
     SphereAscent(tolerance=0.0).maximise(watched, L2Ball(1.0), f(torch.zeros(30, dtype=torch.float64)))
 
 
+@pytest.mark.parametrize(("bits", "most"), [(4, 7), (8, 127)])
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 1000])
-def test_packed_vector(n: int) -> None:
-    """Kills: blocks that share one scale with the whole vector, a length that is not a multiple of the block."""
+def test_packed_vector(n: int, bits: int, most: int) -> None:
+    """Kills: one scale for the whole vector, a length that is no multiple of the block, halves of a byte that mix."""
     x = torch.randn(n) * torch.logspace(-6, 6, n)
-    packed = _Packed(x)
+    packed = Packed(x, bits)
     packed[slice(0, n)] = x
     read = packed[slice(0, n)]
     assert read.shape == x.shape
     for a, b in zip(x.split(64), read.split(64), strict=True):
-        assert (a - b).abs().max() <= a.abs().max() * 0.51 / 127
+        assert (a - b).abs().max() <= a.abs().max() * 0.51 / most
 
 
 def test_cube() -> None:
