@@ -243,7 +243,7 @@ def _written(result: StudyReport, out: Path) -> list[Path]:
 
 def _taus(result: StudyReport) -> Table:
     """Measures in rows, test sets in columns."""
-    table, targets = Table("measure"), result.analysis.targets
+    table, targets = _wide("measure"), result.analysis.targets
     cells: dict[str, list[Text]] = {}
     for target in targets:
         table.add_column(target.removesuffix("_gap"), justify="right")
@@ -258,15 +258,22 @@ def _matched(result: StudyReport) -> Table:
     """Granulated tau: measures in rows, hyperparameters in columns."""
     found = {m: g for (m, t), g in result.analysis.granulated.items() if t == "test_gap" and m in MEASURES}
     axes = list(dict.fromkeys(g.axis for row in found.values() for g in row if g.groups))
-    table = Table("measure")
+    table = _wide("measure")
     for axis in axes:
-        table.add_column(axis, justify="right")
+        table.add_column(axis.replace("_", " "), justify="right", overflow="fold")
     for measure, row in found.items():
         taus = {g.axis: g.tau for g in row}
         cells = [
             (f"{taus[a].value:.2f}", "bold" if taus[a].excludes_zero else "") if a in taus else ("", "") for a in axes
         ]
         table.add_row(measure, *(Text(words, style=style, justify="right") for words, style in cells))
+    return table
+
+
+def _wide(first: str) -> Table:
+    """A table whose first column is never cut: its radii tell the measures apart."""
+    table = Table()
+    table.add_column(first, no_wrap=True, min_width=max(map(len, MEASURES)))
     return table
 
 
