@@ -508,3 +508,21 @@ def test_layers_of_the_quotient_are_its_blocks() -> None:
         z[s] = 1.0
     moved, still = chart.weights(chart.project(z)), chart.weights(chart.zeros())
     assert {n for n in moved if not torch.equal(moved[n], still[n])} == set(block.parameters)
+
+
+def test_the_graph_is_rebuilt_after_edits_of_frozen_weights_and_buffers() -> None:
+    # Kills: a stale graph that only the measured weights give away.
+    torch.manual_seed(0)
+    model = generic(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)))
+    problem = Problem(model, [vectors()], parameters=["3.weight"])
+    operator, v = sl.hessian_operator(problem, sl.Euclidean()), torch.arange(15, dtype=F64)
+    for edit in (
+        lambda: setattr(model[0].weight, "data", 2 * model[0].weight.data),
+        lambda: model[0].weight.data.neg_(),
+        lambda: model[1].running_var.mul_(3),
+    ):
+        before = operator @ v
+        edit()
+        fresh = sl.hessian_operator(Problem(model, [vectors()], parameters=["3.weight"]), sl.Euclidean()) @ v
+        assert float((before - fresh).norm()) > 1e-3
+        torch.testing.assert_close(operator @ v, fresh)

@@ -271,3 +271,49 @@ def test_arguments_out_of_range() -> None:
     bent = Problem(nn.Linear(6, 3).double(), [vectors()], loss=lambda out, b: -out.square().sum())
     with pytest.raises(DerivativeError, match="positive signed trace"):
         sl.renyi_sharpness(bent, flat, signed_trace=True)
+
+
+def fitted(broken: bool) -> nn.Module:
+    """A float32 network whose loss on its own labels is nearly 0, perhaps with a wrong second derivative inside."""
+    torch.manual_seed(0)
+    first, last = nn.Linear(6, 16), nn.Linear(16, 3)
+    with torch.no_grad():
+        last.weight.mul_(150)
+    return nn.Sequential(_HalfSquares(first) if broken else first, nn.Tanh(), last)
+
+
+class _HalfSquares(nn.Module):
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _WrongTwice.apply(self.layer(x))
+
+
+class _WrongTwice(torch.autograd.Function):
+    """``x^2 / 2`` whose gradient forgets that it depends on x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square() / 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return g * x.detach()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_self_check_judges_layers_of_a_fitted_network(broken: bool) -> None:
+    """Kills: a check through a loss that is 0 to rounding, which refuses every fitted float32 network."""
+    model, x = fitted(broken), torch.randn(4, 6)
+    labels = model(x).argmax(-1)
+    problem = Problem(model, [(x, labels)])
+    if broken:
+        with pytest.raises(DerivativeError, match=r"0\.layer"):
+            sl.hessian_operator(problem, sl.Euclidean())
+    else:
+        assert problem.value(problem.weights, (x, labels)) < 1e-3
+        assert sl.hessian_operator(problem, sl.Euclidean()).shape[0] == sum(p.numel() for p in model.parameters())

@@ -180,8 +180,12 @@ def test_measures_of_a_vit(tiny_vit: nn.Module, tiny_batch: tuple[Tensor, Tensor
     values = torch.linalg.eigvalsh(dense_hessian(f, flat(problem.weights)))
     m = sl.hessian_eigenvalues(problem, sl.Euclidean(), 2, tolerance=1e-12)
     assert m.eigenvalues == pytest.approx(values.flip(0)[:2].tolist(), rel=1e-6)
-    for measure, function in FUNCTIONS.values():
-        near(measure(problem, sl.Euclidean()), function(values))
+    for name, (measure, function) in FUNCTIONS.items():
+        if name != "log-determinant":
+            near(measure(problem, sl.Euclidean()), function(values))
+    # 157 of 288 eigenvalues are 0, at the kink of |x|: 14 steps, enough elsewhere, are 6 % off here
+    logdet = sl.hessian_logdet(problem, sl.Euclidean(), damping=DAMPING, absolute=True, steps=40, probes=40)
+    near(logdet, FUNCTIONS["log-determinant"][1](values))
 
 
 @pytest.mark.slow

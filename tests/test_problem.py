@@ -379,3 +379,17 @@ def test_max_batches_and_chosen_parameters() -> None:
     problem = sl.Problem(net(), [batch(), batch(4)], parameters=lambda n: n.endswith("weight"), max_batches=1)
     assert len(list(problem.batches())) == problem.count() == 1
     assert sorted(problem.weights) == ["0.weight", "2.weight"]
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 0.5]))])
+def test_torch_losses_are_weighted_by_their_own_terms(loss: nn.Module) -> None:
+    """Kills: batches weighted by examples where some targets are ignored or classes have weights."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(4, 3), torch.randn(12, 4), torch.randint(3, (12,))
+    y[:5] = -100
+    whole = sl.Problem(model, [(x, y)], loss)
+    halves = sl.Problem(model, [(x[:7], y[:7]), (x[7:], y[7:])], loss)
+    parts = sl.Problem(model, [(x, y)], loss, micro_batch=4)
+    expected = sl.hessian_trace(whole, sl.Euclidean(), samples=4).value
+    assert sl.hessian_trace(halves, sl.Euclidean(), samples=4).value == pytest.approx(expected, rel=1e-5)
+    assert parts.value(parts.weights, (x, y)) == pytest.approx(float(loss(model(x), y).detach()), rel=1e-5)

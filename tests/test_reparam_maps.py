@@ -332,3 +332,9 @@ def test_directions_of_length_zero_are_refused() -> None:
         broken.parametrizations.weight.original1.zero_()
     with pytest.raises(ArgumentError, match="directions other than 0"):
         carried(broken)
+
+
+def test_values_that_an_own_inverse_does_not_reach_are_refused() -> None:
+    # Kills: NaN that travels on from the user's inverse.
+    with pytest.raises(ReparametrisationError, match=r"values that Monotone takes in 'w', got 1\.5"):
+        Monotone(torch.tanh, torch.atanh).inverse({"w": torch.tensor([0.5, 1.5])})

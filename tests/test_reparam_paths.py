@@ -186,6 +186,35 @@ def test_any_optimiser_takes_the_same_path_in_any_coordinates(name: str, map_nam
     torch.testing.assert_close(new(x), plain(x), rtol=1e-8, atol=1e-10)
 
 
+def test_weights_loaded_after_the_optimiser_are_kept() -> None:
+    # Kills: phi of the theta from before written over a checkpoint.
+    model, (x, y) = regression()
+    change = Monotone(torch.sinh, torch.asinh)
+    new = reparametrise(copy.deepcopy(model), change)
+    o = TransportedOptimizer(new.named_parameters(), change, lambda p: torch.optim.SGD(p, lr=1e-6))
+    loaded = {n: p + 0.5 for n, p in new.state_dict().items()}
+    new.load_state_dict(loaded)
+    nn.functional.mse_loss(new(x), y).backward()
+    o.step()
+    for n, p in new.state_dict().items():
+        torch.testing.assert_close(p, loaded[n], rtol=0, atol=1e-3)
+
+
+def test_without_gradients_nothing_moves() -> None:
+    # Kills: gradients of 0 in the place of none, with which weight decay and momentum go on.
+    model, _ = regression()
+    change = Monotone(torch.sinh, torch.asinh)
+    new = reparametrise(copy.deepcopy(model), change)
+    o = TransportedOptimizer(new.named_parameters(), change, lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5))
+    before = copy.deepcopy(new.state_dict())
+    o.step()
+    first = next(iter(new.parameters()))
+    first.grad = torch.ones_like(first)
+    o.step()
+    moved = [n for n, p in new.state_dict().items() if not torch.equal(p, before[n])]
+    assert len(moved) == 1
+
+
 def test_the_linearised_optimiser_leaves_the_path_in_first_order() -> None:
     errors = []
     for lr in (0.04, 0.02, 0.01):

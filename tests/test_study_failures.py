@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from killing import ended, exported, forked, rows
 from spiritlevel.errors import ArgumentError, ConfigError, DataError, LossError, StoreError
@@ -177,6 +178,38 @@ def test_changed_settings_add_rows_and_lose_none(tmp_path: Path, monkeypatch: py
     assert len(rows(tmp_path / "study.db")) == len(first) + 2
     monkeypatch.setattr(Session, "load", lambda *_: pytest.fail("measured again"))
     assert list(run_study(two).complexity) == ["parameter-norm", "adaptive@0.5", "adaptive@1"]
+
+
+def relu_network() -> nn.Module:
+    return nn.Sequential(*[nn.ReLU() if isinstance(m, nn.Tanh) else m for m in network()])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"zoo": {"builder": relu_network}}),
+        (
+            {"loss": {"function": nn.CrossEntropyLoss()}},
+            {"loss": {"function": nn.CrossEntropyLoss(label_smoothing=0.5)}},
+        ),
+        (
+            {"loss": {"function": lambda out, batch: nn.functional.cross_entropy(out, batch[1])}},
+            {"loss": {"function": lambda out, batch: 2 * nn.functional.cross_entropy(out, batch[1])}},
+        ),
+    ],
+    ids=["builder", "torch loss", "function"],
+)
+def test_another_builder_or_loss_is_another_number(tmp_path: Path, first: Any, second: Any) -> None:
+    """Kills: a hash that leaves out what makes the network of the file, or the settings of a loss."""
+    write_zoo(tmp_path, 1)
+
+    def with_(changes: Any, store: str) -> Any:
+        plain = settings(tmp_path, measures=["gradient-norm"], store=str(tmp_path / store))
+        return {**plain, **changes, "zoo": {**plain["zoo"], **changes.get("zoo", {})}}
+
+    run_study(with_(first, "one.db"))
+    again, anew = run_study(with_(second, "one.db")), run_study(with_(second, "two.db"))
+    assert again.columns() == anew.columns()
 
 
 def test_a_smaller_radius_starts_the_search_anew(tmp_path: Path) -> None:

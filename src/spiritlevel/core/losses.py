@@ -114,6 +114,22 @@ class TorchLoss:
         value: Tensor = self.module(logits_of(output), targets_of(batch))
         return value
 
+    def terms(self, batch: Any) -> float:
+        """What the module's mean divides by: targets that are not ignored, with the weights of their classes."""
+        targets, weight = targets_of(batch), getattr(self.module, "weight", None)
+        if weight is None or not self._classes(targets):
+            return float(self.count(batch))
+        return float(weight[targets[targets != self.module.ignore_index]].double().sum())
+
+    def count(self, batch: Any) -> int:
+        """How many targets there are, without those that are ignored."""
+        targets = targets_of(batch)
+        return int((targets != self.module.ignore_index).sum()) if self._classes(targets) else int(targets.shape[0])
+
+    def _classes(self, targets: Tensor) -> bool:
+        known = isinstance(self.module, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss)
+        return known and not targets.is_floating_point()
+
 
 def _normalised(logits: Tensor) -> Tensor:
     """Centred, of norm one."""

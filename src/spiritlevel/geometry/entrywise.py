@@ -218,8 +218,9 @@ class Diagonal(_EntrywiseGeometry):
     def from_optimizer(cls, optimizer: torch.optim.Optimizer, model: nn.Module) -> Diagonal:
         """The metric an adaptive optimiser steps in: ``sqrt(second moment) + eps``, read from its state.
 
-        Adam and its kin (bias-corrected; the running maximum with amsgrad), RMSProp (centred or not) and Adagrad. It is
-        a root of squared gradients, so it does not transform by itself under any map but that of signs: transport it.
+        Adam and its kin (bias-corrected where they are; the running maximum with amsgrad; AdamE with its own power),
+        RMSProp (centred or not) and Adagrad. It is a root of squared gradients, so it does not transform by itself
+        under any map but that of signs: transport it.
 
         Args:
             optimizer: after at least one step.
@@ -230,7 +231,7 @@ class Diagonal(_EntrywiseGeometry):
             for p in group["params"]:
                 state = optimizer.state.get(p, {})
                 if state:
-                    metric[p] = _second_moment(state, group).sqrt() + group["eps"]
+                    metric[p] = _second_moment(state, group) ** group.get("power", 0.5) + group["eps"]
         named = {n: metric[p] for n, p in model.named_parameters() if p in metric}
         if not named:
             raise ArgumentError(
@@ -247,7 +248,8 @@ def _second_moment(state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor
     """The second moment of gradients of one parameter, as its optimiser uses it."""
     if "exp_avg_sq" in state:  # Adam's
         moment: Tensor = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
-        correction: float = 1 - group["betas"][1] ** float(state["step"])
+        corrected = group.get("bias_correction", True)
+        correction: float = 1 - group["betas"][1] ** float(state["step"]) if corrected else 1.0
         return moment.detach() / correction
     if "square_avg" in state:  # RMSProp's
         moment = state["square_avg"].detach()

@@ -234,7 +234,7 @@ class SAM(Optimizer):
             raise ArgumentError("expected no second pass at this step: ask sam.ascends, and call step() at once")
         if all(p.grad is None for p in self._parameters):
             raise ArgumentError("expected gradients for the perturbation, got none: call backward before first_step")
-        sound = self._scaling.first(self._parameters)
+        sound = self._scaling.first(self._parameters, ranks=self.sync == "local")
         point = self._point(slots_of(self._parameters) if sound else [])
         try:
             self._ascent = Ascent(self.rule, point, self._model, self._marked, self._room)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -54,8 +55,11 @@ class Scaling:
         """The scaler, where it is switched on."""
         return self._scaler if self._scaler is not None and self._scaler.is_enabled() else None
 
-    def first(self, parameters: Iterable[Tensor]) -> bool:
-        """Divide the gradients of the first of two passes; False where they are not finite."""
+    def first(self, parameters: Iterable[Tensor], ranks: bool = False) -> bool:
+        """Divide the gradients of the first of two passes; False where they are not finite.
+
+        With ``ranks`` each rank has gradients of its own, and what is not finite on one of them is so on all.
+        """
         if self.live is None:
             return True
         states = getattr(self.live, "_per_optimizer_states", {})  # torch has no public word for it
@@ -63,6 +67,10 @@ class Scaling:
             raise ArgumentError("expected scaler.unscale_(sam) after the second pass only, got it before first_step")
         parameters = list(parameters)
         self._poisoned = not _finite(parameters)
+        if ranks and dist.is_available() and dist.is_initialized():
+            worst = torch.tensor(float(self._poisoned), device=parameters[0].device)
+            dist.all_reduce(worst, dist.ReduceOp.MAX)  # else one rank would leave the step out, and the others not
+            self._poisoned = bool(worst)
         if not self._poisoned:
             _divide(parameters, self.live.get_scale())
         return not self._poisoned

@@ -27,7 +27,7 @@ class EMATeacherLoss(nn.Module):
         logits = model(x)
         loss = F.cross_entropy(logits, y) + extra(logits, x)
 
-    The teacher is left out of ``parameters()``, so it is never trained; ``state_dict`` has it. Costs a forward pass;
+    The teacher is frozen, so never trained; ``state_dict`` has it. Costs a forward pass;
     memory: one more copy of the model.
 
     Args:

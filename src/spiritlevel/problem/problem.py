@@ -208,17 +208,17 @@ class Problem:
             yield from ((part, share * weight) for part, share in self.parts(one))
 
     @cached_property
-    def _all_terms(self) -> int:
+    def _all_terms(self) -> float:
         return sum(self.terms(b) for b in self.batches())
 
-    def terms(self, batch: Any) -> int:
+    def terms(self, batch: Any) -> float:
         """How many terms the loss of a batch averages over (the loss's own ``terms(batch)``, else its examples)."""
         count = getattr(self.loss, "terms", None)
         if count is None:
             return batch_size(batch)
         if getattr(self.model, "loss_type", None) == "ForCausalLM" and isinstance(batch, Mapping):
             batch = {**batch, "labels": batch["labels"][..., 1:]}  # transformers shifts the labels by one
-        return int(count(batch))
+        return float(count(batch))
 
 
 def _as_loss(loss: Loss | nn.Module | None, normalize_logits: bool) -> Loss:

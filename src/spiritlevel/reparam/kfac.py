@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.core.evaluation import evaluating
 from spiritlevel.core.losses import CrossEntropy, TorchLoss
 from spiritlevel.errors import ArgumentError, LossError, MissingDependencyError, ModelError
 from spiritlevel.problem import Problem
@@ -34,12 +35,13 @@ class _KroneckerForm(Form):
             )
         parameters = [named[n] for n in self.layout.shapes]
         self._first, self._damping = parameters[0], damping
-        self._forward: Any = KFACLinearOperator(
-            problem.model, _module(problem), parameters, list(problem.batches()), fisher_type="type-2",
-            check_deterministic=False,
-        )  # fmt: skip
-        self._forward.compute_kronecker_factors()
-        self._inverse: Any = KFACInverseLinearOperator(self._forward, damping=damping, use_exact_damping=True)
+        with evaluating(problem.model):  # it calls the model itself
+            self._forward: Any = KFACLinearOperator(
+                problem.model, _module(problem), parameters, list(problem.batches()), fisher_type="type-2",
+                check_deterministic=False,
+            )  # fmt: skip
+            self._forward.compute_kronecker_factors()
+            self._inverse: Any = KFACInverseLinearOperator(self._forward, damping=damping, use_exact_damping=True)
 
     @property
     def _dtype(self) -> torch.dtype:

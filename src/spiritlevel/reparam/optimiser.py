@@ -21,7 +21,7 @@ class TransportedOptimizer(torch.optim.Optimizer):
     The state (momentum, second moments) and the parameter groups are those of ``theta``, so learning rate schedules and
     weight decay mean what they mean there. One more pass of the map each way for each step.
 
-    Between steps ``psi`` must not be edited by hand; if it is, `synchronise` reads it anew.
+    Where somebody else writes ``psi`` between steps (a checkpoint that is loaded), it is read anew.
 
     Args:
         named_parameters: of the model in ``psi`` (`reparametrise`, or one with parametrisations of torch's).
@@ -55,6 +55,10 @@ class TransportedOptimizer(torch.optim.Optimizer):
         super().__init__(list(self._psi.values()), {})
         self.param_groups = self.inner.param_groups  # schedules turn these knobs
         self.state = self.inner.state
+        self._seen = self._versions()
+
+    def _versions(self) -> list[int]:
+        return [p._version for p in self._psi.values()]
 
     def _detached(self) -> dict[str, Tensor]:
         return {n: p.detach() for n, p in self._psi.items()}
@@ -64,6 +68,7 @@ class TransportedOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             for name, w in self._change.inverse(self._detached()).items():
                 self.theta[name].copy_(w)
+        self._seen = self._versions()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of ``psi``."""
@@ -79,11 +84,17 @@ class TransportedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._versions() != self._seen:
+            self.synchronise()
+        missing = [n for n, p in self._psi.items() if p.grad is None]
+        if len(missing) == len(self._psi):  # as torch's: nothing to do
+            return loss
         before = {n: p.detach().clone() for n, p in self.theta.items()}
         covector = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self._psi.items()}
         pulled = self._change.vjp(before, covector)
         for name, p in self.theta.items():
-            p.grad = pulled[name].detach()
+            unused = bool(missing) and not bool(pulled[name].any())  # torch's pass over weights without gradients too
+            p.grad = None if unused else pulled[name].detach()
         self.inner.step()
         with torch.no_grad():
             self._write(before)
@@ -94,6 +105,7 @@ class TransportedOptimizer(torch.optim.Optimizer):
         if self._exact:
             for name, w in self._change.forward(now).items():
                 self._psi[name].copy_(w)
+            self._seen = self._versions()
             return
         moved = self._change.jvp(before, {n: now[n] - w for n, w in before.items()})
         for name, v in moved.items():

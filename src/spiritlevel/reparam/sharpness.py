@@ -133,6 +133,11 @@ def _det(e: _Operator, s: _Settings) -> _Found:
         q = _quadrature(e, e.curvature, s)
         value, error = q.trace(_logarithms(s, s.damping))
         return value, error, q.status, {"products": q.products}
+    if s.absolute and s.damping > 0:
+        raise ArgumentError(
+            "expected absolute=True or damping above 0 for a matrix-free determinant in a metric, got both: the "
+            "eigenvalues of G^-1 H + damping are not known one by one there; take one of them, or dense=True"
+        )
     form = e.form
     upper = _quadrature(e, lambda v: e.curvature(v) + s.damping * form.product(v), s)
     lower = _quadrature(e, form.product, s)

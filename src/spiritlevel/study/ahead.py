@@ -23,7 +23,7 @@ from spiritlevel.solvers import AutoPGD
 from spiritlevel.study.ensemble import Ensemble, average_cases, gradient_norms, worst_cases
 from spiritlevel.study.measure_settings import Measure
 from spiritlevel.study.members import Checkpoint
-from spiritlevel.study.session import MEASURED, Bench, Scores, Session
+from spiritlevel.study.session import MEASURED, Bench, Scores, Session, counted
 
 __all__ = ["Ahead", "Known"]
 
@@ -136,7 +136,9 @@ class Ahead:
                 for part, _ in problem.parts(batch):
                     keep = _missed(problem, part) if errors else _nothing
                     loss, missed = ensemble.judged(ensemble.weights, part, keep)
-                    sizes.append(problem.terms(part))
+                    sizes.append(counted(problem, part))
+                    if sizes[-1] != problem.terms(part):
+                        raise ArithmeticError("classes of different weight: one by one")
                     sums.append(loss.double() * sizes[-1])
                     misses.append(missed.double())
                 terms.append(sum(sizes))

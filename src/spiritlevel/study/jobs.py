@@ -20,6 +20,7 @@ from spiritlevel.core.results import Measurement
 from spiritlevel.geometry import Quotient
 from spiritlevel.measures import MEASURES, Options
 from spiritlevel.study.config import Measure, StudyConfig
+from spiritlevel.study.identity import identity
 from spiritlevel.study.session import MEASURED, TRAIN, Bench, Session
 from spiritlevel.study.units import Column, Outcome
 
@@ -146,9 +147,11 @@ class _ScoreJob(Job):
 class _NormJob(Job):
     """The norm of all weights."""
 
+    builder: str | None
+
     @property
     def columns(self) -> tuple[Column, ...]:
-        return (Column("complexity.parameter-norm", {"what": "parameter norm"}),)
+        return (Column("complexity.parameter-norm", {"what": "parameter norm", "builder": self.builder}),)
 
     def outcomes(self, bench: Bench, wanted: Collection[str]) -> Iterator[tuple[str, Outcome]]:
         del wanted
@@ -190,7 +193,7 @@ def jobs_of(session: Session, radii: Mapping[str, tuple[float, ...]]) -> tuple[J
         for name in (TRAIN, *config.data.tests)
     }
     jobs: list[Job] = [_ScoreJob(n, s, scores[TRAIN], config.data.errors) for n, s in scores.items()]
-    jobs.append(_NormJob())
+    jobs.append(_NormJob(identity(config.zoo.builder)))
     for m in config.measures:
         jobs.append(_MeasureJob(m, tuple(sorted(radii[m.name])), measure_settings(session, m)))
     return tuple(jobs)
@@ -198,10 +201,9 @@ def jobs_of(session: Session, radii: Mapping[str, tuple[float, ...]]) -> tuple[J
 
 def _common(config: StudyConfig) -> dict[str, Any]:
     """What fixes all numbers that a model and data are needed for."""
-    loss = config.loss.function
-    name = loss if isinstance(loss, str | None) else getattr(loss, "__qualname__", str(loss))
     return {
-        "loss": name,
+        "builder": identity(config.zoo.builder),
+        "loss": identity(config.loss.function),
         "normalize_logits": config.loss.normalize_logits,
         "micro": config.batches.micro,
         "device": config.device.partition(":")[0],

@@ -18,6 +18,7 @@ from torch import nn
 from spiritlevel.errors import CheckpointError, ConfigError
 from spiritlevel.study.checkpoints import load_checkpoint
 from spiritlevel.study.config import StudyConfig
+from spiritlevel.study.identity import identity
 
 __all__ = ["Checkpoint", "find_checkpoints"]
 
@@ -55,7 +56,9 @@ class Checkpoint:
         return model.eval()
 
     def stamp(self) -> str:
-        """Sizes and times of its files: while these are the same, so is the content. Empty for a function."""
+        """Sizes and times of its files, or what a function is: while these are the same, so is the content."""
+        if not isinstance(self.source, Path):
+            return str(identity(self.source))
         try:
             stats = [(p.name, p.stat()) for p in self._files()]
         except OSError:
@@ -63,10 +66,10 @@ class Checkpoint:
         return " ".join(f"{name}:{s.st_size}:{s.st_mtime_ns}" for name, s in stats) or "missing"
 
     def digest(self) -> str:
-        """A hash of the content of its files; for a function one of its name. Empty where there is nothing."""
+        """A hash of the content of its files; for a function one of what it is. Empty where there is nothing."""
         total = hashlib.sha256()
         if not isinstance(self.source, Path):
-            return hashlib.sha256(_name_of(self.source).encode()).hexdigest()[:20]
+            return hashlib.sha256(str(identity(self.source)).encode()).hexdigest()[:20]
         try:
             files = self._files()
             for path in files:
@@ -274,7 +277,3 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _name_of(function: Builder) -> str:
-    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"

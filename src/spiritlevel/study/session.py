@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spiritlevel.core.batches import tensors_in
 from spiritlevel.core.evaluation import measurable
-from spiritlevel.core.losses import IGNORED, logits_of, targets_of
+from spiritlevel.core.losses import IGNORED, TorchLoss, logits_of, targets_of
 from spiritlevel.core.results import Measurement
 from spiritlevel.core.tensors import all_finite, norm
 from spiritlevel.errors import ArgumentError, CheckpointError, DataError
@@ -27,7 +27,7 @@ from spiritlevel.study.data import ArrayBatches, load_data
 from spiritlevel.study.members import Checkpoint
 from spiritlevel.study.references import is_reference, load_function
 
-__all__ = ["MEASURED", "TRAIN", "Bench", "Scores", "Session", "importable"]
+__all__ = ["MEASURED", "TRAIN", "Bench", "Scores", "Session", "counted", "importable"]
 
 TRAIN, MEASURED = "train", "measured"
 
@@ -167,29 +167,36 @@ class Bench:
 
 def _scores(problem: Problem, errors: bool) -> Scores:
     weights = problem.weights
-    terms, losses, wrong = [], [], []
+    terms, numbers, losses, wrong = [], [], [], []
     uncounted: DataError | None = None
     with torch.no_grad():
         for batch in problem.batches():
-            sizes, sums, misses = [], [], []
+            sizes, sums, misses, counts = [], [], [], []
             for part, _ in problem.parts(batch):
                 output, loss = problem.judged(weights, part)
                 sizes.append(problem.terms(part))
                 sums.append(float(loss) * sizes[-1])
+                counts.append(counted(problem, part))
                 try:
                     misses.append(_misses(problem, output, part) if errors else math.nan)
                 except DataError as error:  # there is a loss all the same
                     misses.append(math.nan)
                     uncounted = error
-            size = sum(sizes)
-            terms.append(size)
-            losses.append(math.fsum(sums) / max(size, 1))
-            wrong.append(math.fsum(misses) / max(size, 1))
+            terms.append(sum(sizes))
+            numbers.append(sum(counts))
+            losses.append(math.fsum(sums) / (terms[-1] or 1))
+            wrong.append(math.fsum(misses) / max(numbers[-1], 1))
     total = sum(terms)
     if not total:
         raise DataError("expected at least one target that is not ignored, got none")
-    mean_loss, mean_error = (math.fsum(v * t for v, t in zip(x, terms, strict=True)) / total for x in (losses, wrong))
-    return Scores(mean_loss, mean_error, tuple(losses), tuple(wrong), total, uncounted)
+    mean_loss = math.fsum(v * t for v, t in zip(losses, terms, strict=True)) / total
+    mean_error = math.fsum(v * n for v, n in zip(wrong, numbers, strict=True)) / max(sum(numbers), 1)
+    return Scores(mean_loss, mean_error, tuple(losses), tuple(wrong), sum(numbers), uncounted)
+
+
+def counted(problem: Problem, batch: Any) -> int:
+    """How many targets a batch has: its loss terms, but for the weights of classes."""
+    return problem.loss.count(batch) if isinstance(problem.loss, TorchLoss) else int(problem.terms(batch))
 
 
 def _misses(problem: Problem, output: Any, batch: Any) -> int:

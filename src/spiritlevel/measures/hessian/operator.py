@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -196,10 +197,16 @@ class HessianOperator(LinearOperator):  # type: ignore[misc]  # scipy has no typ
 
 
 def _marks(problem: Problem) -> list[Any]:
-    """Changes when weights are edited, whichever way."""
-    weights = problem.weights
-    sizes = torch._foreach_norm(list(weights.values()))
-    return [torch.stack([s.double().cpu() for s in sizes]).tolist(), [w._version for w in weights.values()]]
+    """Changes when weights or buffers are edited, whichever way; of frozen ones too, for the graph holds them all."""
+    held = [t.detach() for t in (*problem.model.parameters(), *problem.model.buffers())]
+    return [(t.data_ptr(), t._version, _weighed(t) if t.is_floating_point() else 0.0) for t in held]
+
+
+def _weighed(t: Tensor) -> float:
+    """A sum that sees signs and places too: edits through ``.data`` leave no other trace."""
+    flat = t.reshape(-1)
+    found = float(flat.float() @ torch.linspace(1, 2, flat.numel(), device=t.device))
+    return found if math.isfinite(found) else 0.0
 
 
 def hessian_operator(

@@ -113,7 +113,12 @@ class Monotone(ParameterWise):
 
     def _from(self, name: str, weight: Tensor) -> Tensor:
         if self._back is not None:
-            return self._back(weight)
+            found = self._back(weight)
+            refuse_where(
+                ~torch.isfinite(found), name, f"values that {self} takes", weight,
+                "its inverse is not finite there; take a smaller radius or step, or leave this parameter out",
+            )  # fmt: skip
+            return found
         return self._solved(name, weight)
 
     def _slope(self, at: Tensor) -> Tensor:
