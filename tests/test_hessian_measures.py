@@ -66,9 +66,9 @@ def renyi(values: Tensor, alpha: float) -> float:
 
 DAMPING = 0.5
 FUNCTIONS: dict[str, tuple[Callable[..., LayeredMeasurement], Callable[[Tensor], float]]] = {
-    "trace": (lambda p, g, **k: sl.hessian_trace(p, g, samples=40, tolerance=0, **k), lambda x: float(x.sum())),
+    "trace": (lambda p, g, **k: sl.hessian_trace(p, g, samples=100, tolerance=0, **k), lambda x: float(x.sum())),
     "norm": (
-        lambda p, g, **k: sl.hessian_norm(p, g, samples=40, tolerance=0, **k),
+        lambda p, g, **k: sl.hessian_norm(p, g, samples=100, tolerance=0, **k),
         lambda x: float(x.square().sum().sqrt()),
     ),
     "mean of the density": (

@@ -47,8 +47,12 @@ def adjoint(x: Tensor) -> Tensor:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no entry of any tensor is NaN or infinite."""
-    return all(bool(torch.isfinite(t).all()) for t in tensors)
+    """Whether no entry of any tensor is NaN or infinite.
+
+    A sum is NaN or infinite where an entry is, and takes one pass; only where it is (it may have overflowed) each entry
+    is looked at.
+    """
+    return all(bool(torch.isfinite(t.sum())) or bool(torch.isfinite(t).all()) for t in tensors)
 
 
 def natural_dtype(tensors: Iterable[Tensor]) -> torch.dtype:

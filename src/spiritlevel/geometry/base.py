@@ -135,6 +135,8 @@ class Chart:
             self.dimension -= self._verticals.dimension
 
     def _slices(self, z: Tensor) -> list[Tensor]:
+        if len(self.parts) == 1:  # a split of one would cost a copy in every backward pass
+            return [z]
         return list(z.split([p.size for p in self.parts]))
 
     def _check(self, z: Tensor) -> None:
@@ -181,7 +183,8 @@ class Chart:
         The same as `project` where there are none of those. A layer by itself does not feel them.
         """
         self._check(z)
-        return torch.cat([p.project(s) for p, s in zip(self.parts, self._slices(z), strict=True)])
+        pieces = [p.project(s) for p, s in zip(self.parts, self._slices(z), strict=True)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def gaussian(self, generator: torch.Generator) -> Tensor:
         """A standard Gaussian on the horizontal space.

@@ -207,13 +207,18 @@ class Curvature:
     def __call__(self, vectors: Tensor) -> Tensor:
         """The products with each row of ``(count, size)``, or with one flat vector."""
         rows = vectors.detach().reshape(-1, self.chart.size).to(self.chart.dtype)
-        out = torch.zeros_like(rows)
+        total: list[Tensor] = []
         for products in self._operators():
-            for row, into in zip(rows, out, strict=True):
+            for i, row in enumerate(rows):
                 with torch.enable_grad(), second_derivatives():
-                    into += products(row).detach()
+                    product = products(row).detach()
+                if i < len(total):
+                    total[i] = total[i] + product
+                else:  # where the gradient is the point itself, autograd gives the vector back
+                    total.append(product.clone() if product.data_ptr() == row.data_ptr() else product)
             del products  # its graph goes before the next one is built
         self.products += len(rows)
+        out = total[0] if len(total) == 1 else torch.stack(total)
         if not all_finite([out]):
             raise DerivativeError(
                 "expected a finite product with the curvature matrix, got NaN or infinity although the loss is finite: "

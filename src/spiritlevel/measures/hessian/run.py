@@ -320,9 +320,11 @@ def _combined(found: Sequence[Found]) -> float | None:
 def signs(operator: HessianOperator, seed: int) -> Iterator[Tensor]:
     """Vectors of random signs, the same on every device; vertical parts are harmless, the matrix is 0 there."""
     generator, chart = torch.Generator().manual_seed(seed), operator.chart
-    while True:
-        v = torch.randint(0, 2, (chart.size,), generator=generator, dtype=torch.int8)
-        yield operator.inside((v * 2 - 1).to(chart.device, chart.dtype))
+    places = torch.arange(8, dtype=torch.uint8)
+    while True:  # eight signs out of each random byte: drawn one by one they cost 7 % of a gradient
+        drawn = torch.randint(0, 256, (-(-chart.size // 8), 1), generator=generator, dtype=torch.uint8)
+        bits = ((drawn >> places) & 1).reshape(-1)[: chart.size]
+        yield operator.inside(bits.to(chart.device, chart.dtype).mul_(2).sub_(1))
 
 
 def directions(operator: HessianOperator, seed: int) -> Iterator[Tensor]:
