@@ -25,7 +25,9 @@ from spiritlevel.problem.curvature import Engine
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Found", "How", "Layer", "LayeredMeasurement", "Run", "check_counts", "directions", "signs"]
+__all__ = ["Found", "How", "Layer", "LayeredMeasurement", "Run", "check_counts", "directions", "settled", "signs"]
+
+_SETTLED = 1e-3  # ours: a relative change below which more Lanczos steps are not worth asking for
 
 
 @dataclass(frozen=True)
@@ -332,6 +334,16 @@ def directions(operator: HessianOperator, seed: int) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield operator.gaussian(generator)
+
+
+def settled(m: LayeredMeasurement, change: float) -> LayeredMeasurement:
+    """The measurement with the change that the last third of its Lanczos steps made.
+
+    The standard error knows of the probes only. Where the change is larger, the steps were too few: ``budget``.
+    """
+    stats = {**m.stats, "change in the last third of the steps": change}
+    enough = change <= max(m.standard_error or 0.0, _SETTLED * abs(m.value))
+    return replace(m, stats=stats, status=m.status if enough else worst([m.status, Status.BUDGET]))
 
 
 def check_counts(**counts: int) -> None:
