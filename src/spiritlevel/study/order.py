@@ -6,7 +6,6 @@ import os
 import pickle
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 

@@ -17,7 +17,7 @@ from spiritlevel.study.config import StudyConfig
 from spiritlevel.study.members import Checkpoint
 from spiritlevel.study.node_files import NodeFiles, Parcel, Wanted
 from spiritlevel.study.order import Order
-from spiritlevel.study.plan import Opened, Plan, Work, perform
+from spiritlevel.study.plan import Opened, Work, perform
 from spiritlevel.study.references import is_reference
 from spiritlevel.study.units import Done, Task
 
