@@ -1,6 +1,7 @@
 """Engine ``ray`` without a cluster: who gets what, files on nodes, workers, and everything that can be refused."""
 
 import os
+import re
 import socket
 import sys
 import time
@@ -10,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from killing import exported, rows
 from ray_tools import FakeRay
@@ -27,7 +29,7 @@ from spiritlevel.study.plan import Plan
 from spiritlevel.study.ray_cluster import Share
 from spiritlevel.study.remote import Ready, RemoteWorker
 from spiritlevel.study.session import Session
-from spiritlevel.study.units import Column, Task
+from spiritlevel.study.units import Column, Outcome, Task
 from zoos import network, settings, write_zoo
 
 
@@ -117,10 +119,11 @@ def test_a_checkpoint_that_kills_whoever_loads_it_is_given_up_whole() -> None:
     unit = deal.next(None)
     assert unit is not None
     assert deal.lost(unit) is None
-    assert deal.next("run-0") == unit
+    assert deal.next(None) == unit  # its successor begins with what was lost, and not with other units to lose
     given = deal.lost(unit)
     assert given is not None
     assert given.keys == KEYS
+    assert len(deal) == len(JOBS)
     assert str(deal.next("run-0")) == "run-1: a"
 
 
@@ -288,7 +291,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, ray: FakeRay) -> FakeRay:
 def test_the_same_table_through_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kills: units lost or computed twice between engine and workers; names that tell nobody what runs."""
     write_zoo(tmp_path, 3)
-    run_study(settings(tmp_path, store=str(tmp_path / "whole.db")))
+    run_study(settings(tmp_path, store=str(tmp_path / "whole.db"), name="my zoo"))
     ray = fake(monkeypatch, FakeRay(nodes=({"CPU": 4.0}, {"CPU": 1.0})))
     config = settings(tmp_path, engine="ray", workers=2, name="my zoo", ray={"files": "sent", "cache": tmp_path / "c"})
     run_study(config)
@@ -432,6 +435,23 @@ def test_no_room_for_a_worker(plan: tuple[Plan, Session], monkeypatch: pytest.Mo
     )
     with pytest.raises(EngineError, match=match):
         ran(given, Waiting(), monkeypatch)
+
+
+def greedy(output: torch.Tensor, batch: Any) -> torch.Tensor:
+    torch.empty(10**16)
+    raise AssertionError("this machine has ten petabytes")
+
+
+def test_memory_that_is_not_there_is_said_with_a_way_out(tmp_path: Path) -> None:
+    """Kills: an allocator's words alone, which do not say which setting helps."""
+    write_zoo(tmp_path, 1)
+    table = run_study(settings(tmp_path, measures=["gradient-norm"], loss={"function": greedy}))
+    said = {c: e for _, c, e in table.failures}["train_loss"]
+    assert re.search("allocate memory.*set batches.micro to fewer examples", said, re.DOTALL)
+    assert Outcome.failed(MemoryError()).error == (
+        "MemoryError; set batches.micro to fewer examples in one pass, or take a device with more memory"
+    )
+    assert Outcome.failed(ValueError("wrong")).error == "ValueError: wrong"
 
 
 # ----------------------------------------------------------------------------------------------- refused at the start

@@ -1,4 +1,4 @@
-"""Which unit goes to which worker: by checkpoint, so that it is loaded once, and by halves when little is left."""
+"""Which unit goes to which worker: by checkpoint, so that it is loaded once, while there are checkpoints for all."""
 
 from __future__ import annotations
 
@@ -41,20 +41,21 @@ class Deal:
 
     def __init__(self, tasks: Sequence[Task], jobs: Sequence[Job], zoo: Mapping[str, int], retries: int) -> None:
         self._left = {t.checkpoint: units for t in tasks if (units := _units(t, jobs))}
-        self._zoo, self._retries = zoo, retries
+        self._zoo, self._retries, self._count = zoo, retries, sum(map(len, self._left.values()))
         self._lost: Counter[Unit] = Counter()
         self._began: set[str] = set()  # in somebody's hands, or partly done
+        self._groups: set[int] = set()  # theirs, in the zoo
         self._came: set[str] = set()  # of which something came back
 
     def __len__(self) -> int:
         """Units in nobody's hands."""
-        return sum(map(len, self._left.values()))
+        return self._count
 
     def next(self, before: str | None) -> Unit | None:
         """The unit for a worker that had this checkpoint before; None when none is left.
 
         Its own checkpoint first, then a new one, near the own in the zoo where small networks are measured together,
-        and then half of what is left of another.
+        and then the last unit of the one that has most left.
         """
         if before not in self._left:
             fresh = [name for name in self._left if name not in self._began]
@@ -71,15 +72,16 @@ class Deal:
         """How little a checkpoint has to do with what a worker did so far; all but its own group begin far apart."""
         group = self._zoo[name] // GROUP
         own = before is not None and self._zoo[before] // GROUP == group
-        begun = any(self._zoo[n] // GROUP == group for n in self._began)
-        return (0 if own else 2 if begun else 1), self._zoo[name]
+        return (0 if own else 2 if group in self._groups else 1), self._zoo[name]
 
     def _taken(self, name: str, at: int) -> Unit:
         units = self._left[name]
         unit = units.pop(at)
+        self._count -= 1
         if not units:
             del self._left[name]
         self._began.add(name)
+        self._groups.add(self._zoo[name] // GROUP)
         return unit
 
     def done(self, unit: Unit) -> None:
@@ -95,8 +97,11 @@ class Deal:
         self._lost[unit] += 1
         if self._lost[unit] <= self._retries:
             self._left.setdefault(name, []).insert(0, unit)
+            self._count += 1
+            self._began.discard(name)  # whoever is free begins it anew, with this unit
             return None
         rest = [] if name in self._came else self._left.pop(name, [])
+        self._count -= len(rest)
         return Task(name, unit.task.keys.union(*(u.task.keys for u in rest)))
 
 

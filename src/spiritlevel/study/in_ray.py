@@ -193,7 +193,8 @@ class _Crew:
             if self._stillborn >= _STILLBORN:
                 raise EngineError(
                     f"expected workers that load the study, but {_STILLBORN} in a row were lost before: "
-                    f"{_short(error)}; does every node have spiritlevel, and memory for the data?"
+                    f"{_short(error)}; does every node have spiritlevel, your own modules (ray.runtime_env), and "
+                    "memory for the data?"
                 ) from error
         if hand.unit is not None:
             task = self._deal.lost(hand.unit)

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,12 +98,11 @@ def _imported() -> ModuleType:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        import ray
+        return import_module("ray")  # by name: type checkers need not read all of it
     except Exception as error:  # a package that is broken raises whatever it likes
         raise MissingDependencyError(
             f"expected the package 'ray' for engine 'ray': pip install 'spiritlevel[ray]' ({error})"
         ) from error
-    return ray
 
 
 def _address(config: StudyConfig) -> str | None:
