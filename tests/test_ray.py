@@ -17,9 +17,10 @@ from killing import exported, rows
 from ray_tools import cluster, workers
 from spiritlevel.study import Store, StudyTable, run_study
 from spiritlevel.study.pace import Pace
+from spiritlevel.study.ray_cluster import _imported
 from zoos import write_zoo
 
-pytest.importorskip("ray")
+_imported()  # as the engine does it: what Ray prints is fixed when it is imported
 
 _BUILDER = (
     "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))\n"

@@ -23,8 +23,8 @@ _REACH = 5.0  # seconds until a host that does not answer is taken to be away; R
 _GIB = 2**30
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # reports to Ray's makers only where somebody switched them on
-    # Ray prints to standard output, between our own lines or JSON, that a worker died. We say so in the table.
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "^A worker died or was killed",
+    # Ray prints to standard output, between our own lines or JSON, that a worker or node died. We go on, or say so.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": r"^(A worker died|The node with node id|\d+ Workers \(tasks / actors\))",
     # What Ray will do by default, as it says at each start: leave the devices of workers without GPUs alone.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
