@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 from operator import eq, ge, gt, le, lt, ne
+from typing import Any
 
 __all__ = ["Requirement", "within"]
 
@@ -70,5 +71,5 @@ def _holds(version: Release, sign: str, bound: Release) -> bool:
     if sign == "~=":  # at least this, and the same but for the last part
         return _holds(version, ">=", bound) and version[: len(bound) - 1] == bound[:-1]
     pairs = list(zip_longest(version, bound, fillvalue=0))
-    compare: dict[str, Callable[[object, object], bool]] = {"==": eq, "!=": ne, ">=": ge, "<=": le, ">": gt, "<": lt}
-    return compare[sign]([a for a, _ in pairs], [b for _, b in pairs])
+    compare: dict[str, Callable[[Any, Any], Any]] = {"==": eq, "!=": ne, ">=": ge, "<=": le, ">": gt, "<": lt}
+    return bool(compare[sign]([a for a, _ in pairs], [b for _, b in pairs]))
