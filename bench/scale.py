@@ -50,7 +50,8 @@ class _Watch:
         self.own.append(time.process_time())
         for process in psutil.Process().children(recursive=True):
             try:
-                if "RemoteWorker" in " ".join(process.cmdline()):
+                title = " ".join(process.cmdline())
+                if title.startswith("ray::") and "Agent" not in title and "IDLE" not in title:
                     used = process.cpu_times()
                     self.last[process.pid] = used.user + used.system
                     self.first.setdefault(process.pid, self.last[process.pid])

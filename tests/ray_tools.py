@@ -16,6 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+_NO_WORKERS = ("ray::IDLE", "ray::SPILL", "ray::RESTORE", "ray::DELETE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+
+
 def slow_loss(output: Tensor, batch: Any) -> Tensor:
     """Cross-entropy that waits on workers only: a study in this process, without the variable, does not."""
     time.sleep(float(os.environ.get("SPIRITLEVEL_TEST_SLEEP", "0")))
@@ -43,14 +46,14 @@ def cluster(nodes: int, folder: Path, **resources: Any) -> Iterator[Any]:
 
 
 def workers(of: int | None = None) -> list[psutil.Process]:
-    """The study's workers among the processes that one started, by default this one."""
+    """The study's workers among the processes that one started, by default this one. Ray names them after their work."""
     found = []
     for process in psutil.Process(of).children(recursive=True):
         try:
             title = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        if title.startswith("ray::") and "RemoteWorker" in title:
+        if title.startswith("ray::") and not title.startswith(_NO_WORKERS):
             found.append(process)
     return found
 
