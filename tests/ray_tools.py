@@ -15,7 +15,6 @@ import psutil
 import torch.nn.functional as F
 from torch import Tensor
 
-
 _NO_WORKERS = ("ray::IDLE", "ray::SPILL", "ray::RESTORE", "ray::DELETE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
@@ -46,7 +45,7 @@ def cluster(nodes: int, folder: Path, **resources: Any) -> Iterator[Any]:
 
 
 def workers(of: int | None = None) -> list[psutil.Process]:
-    """The study's workers among the processes that one started, by default this one. Ray names them after their work."""
+    """The study's workers among the processes that one started, by default this one; named after what they do."""
     found = []
     for process in psutil.Process(of).children(recursive=True):
         try:
