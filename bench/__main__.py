@@ -19,6 +19,7 @@ from bench.curvature import curvature
 from bench.ensemble import ensemble
 from bench.optim import optim
 from bench.reparam import reparam
+from bench.scale import scale
 from bench.solvers import QUOTIENT_RADII, solvers
 from spiritlevel.demo import digits, train
 
@@ -31,6 +32,7 @@ _COSTS = {
     "ensemble": ensemble,
     "optim": optim,
     "reparam": reparam,
+    "scale": scale,
 }
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 import spiritlevel
 from spiritlevel.core.results import Curve, Measurement
 from spiritlevel.demo import run_demo
+from spiritlevel.doctor import examine
 from spiritlevel.errors import ArgumentError, SpiritlevelError
 from spiritlevel.experiments import EXPERIMENTS
 from spiritlevel.geometry import GEOMETRIES, Elementwise, Euclidean, Geometry, Quotient
@@ -385,6 +386,18 @@ def reproduce(
     _out.print(report)
     for path in written:
         _out.print(f"wrote {path}", highlight=False)
+
+
+@app.command()
+def doctor(as_json: _Json = False) -> None:
+    """Say what is installed and works here, what is missing and would give what, and test the numbers (10 seconds)."""
+    found = examine()
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        _out.print(found)
+    if not found.healthy:
+        raise typer.Exit(1)
 
 
 def _geometry(name: str, quotient: Quotient) -> Geometry:

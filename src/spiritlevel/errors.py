@@ -13,6 +13,7 @@
     ├── SymmetryError            a claimed symmetry does not hold
     ├── ReparametrisationError   a change of variables is no bijection, or a metric is singular, where it is used
     ├── DerivativeError          the model has no derivative of the order asked for
+    ├── EngineError              the machines that a study is to run on are not there, or not alike
     ├── StoreError               the file that holds a study's results cannot be read or written
     └── MissingDependencyError   an optional package is not installed (also an ImportError)
 
@@ -28,6 +29,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DerivativeError",
+    "EngineError",
     "LossError",
     "MissingDependencyError",
     "ModelError",
@@ -81,6 +83,10 @@ class ReparametrisationError(SpiritlevelError):
 
 class DerivativeError(SpiritlevelError):
     """The model has no derivative of the order asked for."""
+
+
+class EngineError(SpiritlevelError):
+    """The machines that a study is to run on are not there, or not alike."""
 
 
 class StoreError(SpiritlevelError):

@@ -28,9 +28,21 @@ from pydantic import (
 
 from spiritlevel.errors import ConfigError
 from spiritlevel.geometry import Geometry
+from spiritlevel.study.cluster_settings import RaySettings
 from spiritlevel.study.measure_settings import GeometrySettings, Measure, Name, RadiusRule, Settings, listed
 
-__all__ = ["Batches", "Data", "GeometrySettings", "Loss", "Measure", "RadiusRule", "StudyConfig", "Zoo", "config_of"]
+__all__ = [
+    "Batches",
+    "Data",
+    "GeometrySettings",
+    "Loss",
+    "Measure",
+    "RadiusRule",
+    "RaySettings",
+    "StudyConfig",
+    "Zoo",
+    "config_of",
+]
 
 Hyperparameter = bool | int | float | str | None
 
@@ -125,10 +137,11 @@ class StudyConfig(Settings):
         batches: how data are cut.
         seed: fixes everything random, for every checkpoint alike.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
-        engine: ``serial``, or ``processes`` with so many ``workers``.
-        workers: how many processes; by default one for each core.
-        threads: of torch in each process; by default torch's own for ``serial``, the cores shared for ``processes``.
-            The last digits of a sum depend on it.
+        engine: ``serial``, or ``processes`` or ``ray`` with so many ``workers``.
+        workers: how many processes; by default one for each core, or on Ray as many as the cluster has room for.
+        threads: of torch in each process; by default torch's own for ``serial``, the cores shared for ``processes``,
+            and 1 for ``ray``. The last digits of a sum depend on it.
+        ray: which cluster, and what each worker takes of it.
     """
 
     zoo: Zoo
@@ -143,6 +156,7 @@ class StudyConfig(Settings):
     engine: str = "serial"
     workers: PositiveInt | None = None
     threads: PositiveInt | None = None
+    ray: RaySettings = RaySettings()
 
     _folder: Path = PrivateAttr(default=Path())
     _places: Mapping[tuple[str | int, ...], str] = PrivateAttr(default_factory=dict)

@@ -13,10 +13,9 @@ import torch
 
 import spiritlevel
 from spiritlevel.core.progress import progress
-from spiritlevel.errors import ConfigError
 from spiritlevel.measures import MEASURES
 from spiritlevel.study.config import RadiusRule, StudyConfig, config_of
-from spiritlevel.study.engines import ENGINES
+from spiritlevel.study.engines import ENGINES, checked
 from spiritlevel.study.lock import only_writer
 from spiritlevel.study.members import Checkpoint, find_checkpoints
 from spiritlevel.study.pace import Pace
@@ -47,7 +46,7 @@ def run_study(
     Args:
         config: a YAML file, or settings made in Python (`StudyConfig` or a dict like it).
         store: the file for the results; by default the configuration's.
-        engine: ``serial`` or ``processes``; by default the configuration's.
+        engine: ``serial``, ``processes`` or ``ray``; by default the configuration's.
         retry_failed: try again what failed before. What failed because of a file is tried again by itself when the
             file has changed.
         show_progress: force the progress bar on or off.
@@ -55,13 +54,12 @@ def run_study(
     """
     settings = read_config(config) if isinstance(config, str | Path) else config_of(config)
     name = engine or settings.engine
-    if name not in ENGINES:
-        raise ConfigError(f"{settings.at('engine')}: expected an engine out of {', '.join(ENGINES)}; got {name!r}")
+    device = checked(settings, name)
     path = Path(store) if store is not None else settings.folder / settings.store
     zoo = find_checkpoints(settings)
     with _own_randomness(settings), importable(settings.folder), only_writer(path), Store(path, write=True) as results:
         results.use_versions(_versions())
-        session = Session(settings)
+        session = Session(settings, device)
         plan = _planned(session, results, zoo, show_progress)
         columns = [c for job in plan.jobs(session) for c in job.columns]
         results.plan([(c.name, c.hyperparameters) for c in zoo], columns)

@@ -27,7 +27,7 @@ from spiritlevel.study.data import ArrayBatches, load_data
 from spiritlevel.study.members import Checkpoint
 from spiritlevel.study.references import is_reference, load_function
 
-__all__ = ["MEASURED", "TRAIN", "Bench", "Scores", "Session", "counted", "importable"]
+__all__ = ["MEASURED", "TRAIN", "Bench", "Scores", "Session", "counted", "importable", "usable"]
 
 TRAIN, MEASURED = "train", "measured"
 
@@ -58,11 +58,12 @@ class Session:
 
     Args:
         config: of the study.
+        device: another one than the configuration's, for a process that plans what others do.
     """
 
-    def __init__(self, config: StudyConfig) -> None:
+    def __init__(self, config: StudyConfig, device: str | None = None) -> None:
         self.config = config
-        self.device = _device(config)
+        self.device = _device(config) if device is None else torch.device(device)
         self.sets: dict[str, Iterable[Any]] = {TRAIN: self._load("train", config.data.train)}
         self.sets |= {name: self._load(f"tests.{name}", source) for name, source in config.data.tests.items()}
         self.sets[MEASURED] = self._measured()
@@ -216,6 +217,19 @@ def _misses(problem: Problem, output: Any, batch: Any) -> int:
 def _loss(config: StudyConfig) -> Callable[..., Any] | nn.Module | None:
     given = config.loss.function
     return load_function(given) if isinstance(given, str) else given
+
+
+def usable(device: str) -> bool:
+    """Whether torch can use a device here.
+
+    >>> usable("cpu")
+    True
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        return False
+    return True
 
 
 def _device(config: StudyConfig) -> torch.device:
