@@ -13,6 +13,7 @@
     ├── SymmetryError            a claimed symmetry does not hold
     ├── ReparametrisationError   a change of variables is no bijection, or a metric is singular, where it is used
     ├── DerivativeError          the model has no derivative of the order asked for
+    ├── RanksError               processes that measure together do not agree, or one of them is gone
     ├── StoreError               the file that holds a study's results cannot be read or written
     └── MissingDependencyError   an optional package is not installed (also an ImportError)
 
@@ -32,6 +33,7 @@ __all__ = [
     "MissingDependencyError",
     "ModelError",
     "NondeterminismError",
+    "RanksError",
     "ReparametrisationError",
     "SpiritlevelError",
     "StoreError",
@@ -81,6 +83,10 @@ class ReparametrisationError(SpiritlevelError):
 
 class DerivativeError(SpiritlevelError):
     """The model has no derivative of the order asked for."""
+
+
+class RanksError(SpiritlevelError):
+    """Processes that measure together do not agree, or one of them is gone."""
 
 
 class StoreError(SpiritlevelError):

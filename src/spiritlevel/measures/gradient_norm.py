@@ -7,7 +7,7 @@ from statistics import fmean
 
 from spiritlevel.core.progress import progress
 from spiritlevel.core.results import Measurement, Status, standard_error
-from spiritlevel.core.tensors import norm
+from spiritlevel.core.spread import norm
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over, base_settings, centre_of, objectives
 from spiritlevel.problem import Problem

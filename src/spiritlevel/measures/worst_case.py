@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spiritlevel.core.progress import Advance, progress
 from spiritlevel.core.results import Curve, Measurement, Status, standard_error, worst
+from spiritlevel.core.spread import any_entry
 from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.measures.common import Over, base_settings, centre_of, checked_radii, objectives
@@ -146,7 +147,7 @@ def _one_function(
             advance(f"rho {rho:g}: {value - centre.value:+.4g}")
             return value, gradient
 
-        start = None if before is None or not bool(before.z.any()) else before.z * (rho / ball(rho).norm(before.z))
+        start = None if before is None or not any_entry(before.z) else before.z * (rho / ball(rho).norm(before.z))
         solution = solver.maximise(
             counted, ball(rho), centre, start=start, scales=scales, noise=lambda: chart.gaussian(generator)
         )

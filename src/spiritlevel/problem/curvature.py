@@ -21,7 +21,7 @@ from torch.func import grad, jvp
 from spiritlevel.core.evaluation import twice_differentiable
 from spiritlevel.core.losses import CrossEntropy, logits_of
 from spiritlevel.core.registry import Registry
-from spiritlevel.core.tensors import all_finite
+from spiritlevel.core.spread import all_finite
 from spiritlevel.errors import ArgumentError, DerivativeError, LossError
 from spiritlevel.geometry import Chart
 from spiritlevel.problem.problem import Problem
@@ -213,6 +213,7 @@ class Curvature:
                 with torch.enable_grad(), second_derivatives():
                     into += products(row).detach()
             del products  # its graph goes before the next one is built
+        self.problem.joined("a product", 0.0, out)
         self.products += len(rows)
         if not all_finite([out]):
             raise DerivativeError(
@@ -227,7 +228,9 @@ class Curvature:
             yield self._kept
             return
         pieces = self.problem.shares(self._batch)
-        first, second = next(pieces), next(pieces, None)
+        first, second = next(pieces, None), next(pieces, None)
+        if first is None:  # a rank without examples
+            return
         if second is None:
             self._kept = self._build(*first)
             yield self._kept
@@ -240,7 +243,8 @@ class Curvature:
             return _Forward(self.problem, self.chart, part, share)
         self.graphs += 1
         with torch.enable_grad(), second_derivatives(kept=True):
-            return self._kind(self.problem, self.chart, part, share)
+            with self.problem.differentiating():
+                return self._kind(self.problem, self.chart, part, share)
 
     def release(self) -> None:
         """Forget the kept graph."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from spiritlevel.core.batches import batch_size, cut, to_device
 from spiritlevel.core.blocks import Block, Symmetries
-from spiritlevel.core.evaluation import explained, forward, measurable
+from spiritlevel.core.evaluation import explained, forward, measurable, movable
 from spiritlevel.core.losses import CrossEntropy, TorchLoss
 from spiritlevel.core.tensors import all_finite, natural_dtype, same_device
 from spiritlevel.errors import ArgumentError, DataError, LossError, ModelError, NondeterminismError
@@ -79,7 +80,7 @@ class Problem:
     @property
     def weights(self) -> dict[str, Tensor]:
         """The measured parameters as they are now, in float32 or better."""
-        named = measurable(self.model)
+        named = measurable(self.model, set(self._names))
         return {n: named[n] for n in self._names}
 
     @cached_property
@@ -96,10 +97,26 @@ class Problem:
         )
         return {
             "model": type(self.model).__name__,
-            "parameters": sum(w.numel() for w in self.weights.values()),
+            "parameters": self.size,
             "loss": str(name),
-            "precision": str(natural_dtype(self.weights.values())).removeprefix("torch."),
+            "precision": str(self.dtype).removeprefix("torch."),
         }
+
+    @property
+    def size(self) -> int:
+        """How many weights are measured."""
+        return sum(w.numel() for w in self._stored.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision they are measured in."""
+        return natural_dtype(self._stored.values())
+
+    @property
+    def _stored(self) -> dict[str, Tensor]:
+        """The measured parameters as they are stored."""
+        named = movable(self.model)
+        return {n: named[n] for n in self._names}
 
     def batches(self) -> Iterator[Any]:
         """The data, on the model's device."""
@@ -126,8 +143,8 @@ class Problem:
         Done once, before the first measurement. Returns the loss of each batch. Costs two forward passes.
         """
         weights = self.weights
-        if not all_finite(weights.values()):
-            bad = [n for n, w in weights.items() if not all_finite([w])]
+        bad = self.together("weights that are not finite", [n for n, w in weights.items() if not all_finite([w])])
+        if bad:
             raise ModelError(
                 f"expected finite weights, got NaN or infinity in {', '.join(bad[:5])}: is this a diverged run?"
             )
@@ -136,7 +153,7 @@ class Problem:
         first, second = ([self.value(weights, b) for b in self.batches()] for _ in range(2))
         if len(first) != len(second):
             raise NondeterminismError(f"expected the same batches on each pass, got {len(first)}, then {len(second)}")
-        eps = torch.finfo(natural_dtype(weights.values())).eps
+        eps = torch.finfo(self.dtype).eps
         for i, (a, b) in enumerate(zip(first, second, strict=True)):
             if abs(a - b) > _AGREEMENT * eps * max(abs(a), 1.0):
                 raise NondeterminismError(
@@ -161,8 +178,33 @@ class Problem:
     def verify(self, blocks: Sequence[Block]) -> None:
         """Refuse symmetries that do not hold on a few examples; once for the same blocks."""
         if self._verified is not blocks:
-            check_blocks(self.model, next(self.batches()), blocks, loss=self.tensor)
+            check_blocks(self.model, self.sample(), blocks, loss=self.tensor)
             self._verified = blocks
+
+    def sample(self) -> Any:
+        """A batch with examples to test something on."""
+        return next(self.batches())
+
+    @contextmanager
+    def measuring(self, what: str) -> Iterator[None]:
+        """Around one measurement, whose settings ``what`` says: where processes share it, they agree on all decisions."""
+        del what
+        yield
+
+    @contextmanager
+    def differentiating(self) -> Iterator[None]:
+        """Around a gradient whose graph is kept."""
+        yield
+
+    def joined(self, what: str, total: float, vector: Tensor | None = None) -> tuple[float, Any]:
+        """A loss and a vector of coordinates as they come from `shares`: here they are whole already."""
+        del what
+        return total, vector
+
+    def together(self, what: str, items: list[Any]) -> list[Any]:
+        """What all processes found; there is one."""
+        del what
+        return items
 
     def output(self, weights: Weights, batch: Any) -> Any:
         """What the model returns for a batch at the given weights."""
@@ -185,8 +227,8 @@ class Problem:
     def value(self, weights: Weights, batch: Any) -> float:
         """The loss of one batch, without derivatives; always finite."""
         with torch.no_grad():
-            total = sum(share * float(self.tensor(weights, part)) for part, share in self.parts(batch))
-        return _finite(total)
+            total = sum(share * float(self.tensor(weights, part)) for part, share in self.shares(batch))
+        return _finite(self.joined("a loss", total)[0])
 
     def parts(self, batch: Any) -> list[tuple[Any, float]]:
         """The micro-batches of a batch and the share each has in its mean, by number of loss terms."""
@@ -233,7 +275,7 @@ def _as_loss(loss: Loss | nn.Module | None, normalize_logits: bool) -> Loss:
 
 def _chosen(model: nn.Module, parameters: Iterable[str] | Callable[[str], bool] | None) -> tuple[str, ...]:
     """Names of the parameters to measure."""
-    named = measurable(model)
+    named = movable(model)
     if parameters is None:
         chosen = [n for n, p in model.named_parameters() if p.requires_grad and n in named]
     elif callable(parameters):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.core.blocks import Block, Leftover, Pair, Symmetries
-from spiritlevel.core.evaluation import measurable
+from spiritlevel.core.evaluation import movable
 from spiritlevel.core.views import Piece
 from spiritlevel.errors import ArgumentError, ModelError
 from spiritlevel.symmetry.adapters import ADAPTERS, Refusal
@@ -61,7 +61,7 @@ def find_symmetries(
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
     wanted = _wanted(kinds, batch)
-    named = measurable(model)
+    named = movable(model)
     measured = _measured(model, parameters, named)
     proposals = [p for p in _by_structure(model) if isinstance(p, Leftover) or p.kind in wanted]
     if any(k in FLOWS for k in wanted):

@@ -229,6 +229,21 @@ def _floats(output: Any) -> list[Tensor]:
     return found
 
 
+def drift_along(
+    output: Callable[[Weights, Any], Any], weights: Weights, blocks: Sequence[Block], batch: Any, seed: int = 0
+) -> float:
+    """The change of an output along the orbits of all blocks together, relative to its largest entry."""
+    with torch.no_grad():
+        before = _floats(output(weights, batch))
+        after = _floats(output({**weights, **moved(weights, blocks, _STRENGTH, seed)}, batch))
+    return _drift(before, after)
+
+
+def allowed_drift(dtype: torch.dtype) -> float:
+    """How much an output may change by rounding."""
+    return _ALLOWED[dtype]
+
+
 def _outputs(model: nn.Module, weights: Weights, batch: Any) -> list[Tensor]:
     with torch.no_grad():
         return _floats(forward(model, weights, batch))

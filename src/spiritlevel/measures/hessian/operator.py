@@ -139,8 +139,7 @@ class HessianOperator(LinearOperator):  # type: ignore[misc]  # scipy has no typ
         """A standard Gaussian there, the same on every device (for a generator on the CPU)."""
         if self._group is None:
             return self.chart.gaussian(generator)
-        z = torch.randn(self.chart.size, generator=generator, dtype=self.chart.dtype, device=generator.device)
-        return self.project(z.to(self.chart.device))
+        return self.project(self.chart.normal(generator))
 
     @contextmanager
     def only(self, layer: str | Group | None) -> Iterator[None]:

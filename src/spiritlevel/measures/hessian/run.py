@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spiritlevel.core.progress import Advance, progress
 from spiritlevel.core.results import Measurement, Status, standard_error, worst
+from spiritlevel.core.spread import same
 from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over, base_settings
@@ -205,7 +206,7 @@ class Run:
         return found
 
     def _time_is_up(self) -> bool:
-        if self._ended is None and self.left is not None and self.left <= 0:
+        if self._ended is None and self.left is not None and same(self.left <= 0):
             self._ended = Status.BUDGET
         return self._ended is not None
 
@@ -319,10 +320,9 @@ def _combined(found: Sequence[Found]) -> float | None:
 
 def signs(operator: HessianOperator, seed: int) -> Iterator[Tensor]:
     """Vectors of random signs, the same on every device; vertical parts are harmless, the matrix is 0 there."""
-    generator, chart = torch.Generator().manual_seed(seed), operator.chart
+    generator = torch.Generator().manual_seed(seed)
     while True:
-        v = torch.randint(0, 2, (chart.size,), generator=generator, dtype=torch.int8)
-        yield operator.inside((v * 2 - 1).to(chart.device, chart.dtype))
+        yield operator.inside(operator.chart.signs(generator))
 
 
 def directions(operator: HessianOperator, seed: int) -> Iterator[Tensor]:
