@@ -114,16 +114,17 @@ def worst_case(
     if solver is None:
         solver = SphereAscent() if norm == "l2" else AutoPGD()
     began = time.perf_counter()
-    chart = problem.chart(geometry)
-    found = {r: _Radius(r) for r in sorted(set(radii))}
-    count = problem.count()
-    total = None if over == "batches" and count is None else (count or 1 if over == "batches" else 1)
-    with progress(name, None if total is None else total * len(found) * solver.steps, show_progress) as advance:
-        for i, objective in enumerate(objectives(problem, chart, over)):
-            _one_function(objective, found, _BALLS[norm], solver, seed + i, advance)
-    settings = {**base_settings(problem, geometry, chart, over), "norm": norm, "solver": str(solver), "seed": seed}
-    seconds = time.perf_counter() - began
-    results = {r: _measurement(name, x, chart, settings, seconds / len(found)) for r, x in found.items()}
+    with problem.measuring(f"{name}, {geometry}, rho {radii}, {solver}, {norm}, {over}, seed {seed}"):
+        chart = problem.chart(geometry)
+        found = {r: _Radius(r) for r in sorted(set(radii))}
+        count = problem.count()
+        total = None if over == "batches" and count is None else (count or 1 if over == "batches" else 1)
+        with progress(name, None if total is None else total * len(found) * solver.steps, show_progress) as advance:
+            for i, objective in enumerate(objectives(problem, chart, over)):
+                _one_function(objective, found, _BALLS[norm], solver, seed + i, advance)
+        settings = {**base_settings(problem, geometry, chart, over), "norm": norm, "solver": str(solver), "seed": seed}
+        seconds = time.perf_counter() - began
+        results = {r: _measurement(name, x, chart, settings, seconds / len(found)) for r, x in found.items()}
     if isinstance(rho, int | float):
         return results[radii[0]]
     return Curve(tuple(results[r] for r in radii))

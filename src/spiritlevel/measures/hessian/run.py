@@ -178,6 +178,13 @@ class Run:
             whole: also of the matrix itself; otherwise only of its layers.
             split: of each layer by itself; otherwise ``f`` sees to the layers.
         """
+        with self.problem.measuring(f"{self.name}, {self.geometry}, {self.how}, {self._expected} products"):
+            self._measure(f, whole, split)
+        if not self.found:
+            raise KeyboardInterrupt
+        return self.found
+
+    def _measure(self, f: Callable[[HessianOperator, int], Found], whole: bool, split: bool) -> None:
         for i, operator in enumerate(self._operators()):
             found: Found | None = None
             layers: dict[str, Found] = {}
@@ -195,9 +202,6 @@ class Run:
                 found = Found(math.nan, None, worst([x.status for x in layers.values()]), 0)
             if found is not None:
                 self.found.append(replace(found, layers=layers) if split else found)
-        if not self.found:
-            raise KeyboardInterrupt
-        return self.found
 
     def _heeded(self, found: Found) -> Found:
         """A solver that was stopped by hand has swallowed the interrupt: nothing more is begun."""
