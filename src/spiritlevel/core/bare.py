@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from spiritlevel.errors import ModelError
 
-__all__ = ["bare", "is_sharded", "whole"]
+__all__ = ["bare", "here", "is_sharded", "outline", "whole"]
 
 _FOREIGN = "torch.distributed."  # modules whose hooks move or swap parameters and activations
 
@@ -37,9 +38,27 @@ def bare(model: nn.Module) -> nn.Module:
     return _copied(model, {}) if any(_wrapped(m) for m in model.modules()) else model
 
 
+def outline(model: nn.Module) -> nn.Module:
+    """Modules of the same classes whose parameters have the shapes and ties of the model's, and no memory."""
+    held: dict[int, nn.Parameter] = {}
+    new = _copied(model, {})
+    for m in new.modules():
+        for name, p in m._parameters.items():
+            if p is not None:
+                if id(p) not in held:
+                    held[id(p)] = nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape), p.requires_grad)
+                m._parameters[name] = held[id(p)]
+    return new
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Whether some parameters lie spread over ranks."""
     return any(isinstance(p, DTensor) for p in model.parameters())
+
+
+def here(t: Tensor) -> Tensor:
+    """What this rank holds of a parameter."""
+    return t.detach().to_local() if isinstance(t, DTensor) else t.detach()
 
 
 def whole(t: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.core.bare import bare, is_sharded, whole
+from spiritlevel.core.bare import bare, is_sharded, outline, whole
 from spiritlevel.core.batches import batch_size, cut, tensors_in, to_device
-from spiritlevel.core.blocks import Block
+from spiritlevel.core.blocks import Block, Symmetries
 from spiritlevel.core.evaluation import forward, widen
 from spiritlevel.core.fetching import Fetching
 from spiritlevel.core.ranks import Crew, Ranks, Replicated, Spread
@@ -24,6 +24,7 @@ from spiritlevel.errors import ArgumentError, DataError, RanksError, SymmetryErr
 from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.geometry.spread import assigned, spread_chart
 from spiritlevel.problem.problem import Problem
+from spiritlevel.symmetry import find_symmetries
 from spiritlevel.symmetry.trace import few_examples
 from spiritlevel.symmetry.verify import allowed_drift, drift_along
 
@@ -91,6 +92,7 @@ class DistributedProblem(Problem):
             self._checked_ranks = False
             self._blocks: Sequence[Block] = self.symmetries if self.sharded else ()
         self._places: dict[int, int] = {}
+        self._spare_example: Any = None
 
     # ---------------------------------------------------------------------------------------------------- decisions
 
@@ -140,6 +142,8 @@ class DistributedProblem(Problem):
                 "give every rank the same batches in the same order, or say Ranks(data='own') where each has its own",
                 _first_difference,
             )
+        elif self.sharded:
+            self._spare_example = self._one_for_all()
 
     # --------------------------------------------------------------------------------------------------------- data
 
@@ -222,11 +226,11 @@ class DistributedProblem(Problem):
     def _spare(self, batch: Any) -> Any:
         """An example for a pass that does not count."""
         if self.ranks.data == "own":
-            return self._example
+            return self._spare_example
         return cut(batch, 0, 1, batch_size(batch))
 
-    @cached_property
-    def _example(self) -> Any:
+    def _one_for_all(self) -> Any:
+        """An example that every rank has."""
         batch = self.sample()
         return cut(batch, 0, 1, batch_size(batch))
 
@@ -241,6 +245,11 @@ class DistributedProblem(Problem):
         return next(self.batches()) if self.ranks.data == "split" else self._sample
 
     # ------------------------------------------------------------------------------------------------------ weights
+
+    @cached_property
+    def symmetries(self) -> Symmetries:
+        model = outline(self.model) if is_sharded(self.model) else self.model
+        return find_symmetries(model, parameters=self._names)
 
     @property
     def owners(self) -> dict[str, int]:

@@ -14,6 +14,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
+from spiritlevel.core.bare import here
 from spiritlevel.errors import ArgumentError, MissingDependencyError
 from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.problem import Curvature, Matrix, Problem, check_second_derivatives
@@ -197,7 +198,7 @@ class HessianOperator(LinearOperator):  # type: ignore[misc]  # scipy has no typ
 
 def _marks(problem: Problem) -> list[Any]:
     """Changes when weights or buffers are edited, whichever way; of frozen ones too, for the graph holds them all."""
-    held = [t.detach() for t in (*problem.model.parameters(), *problem.model.buffers())]
+    held = [here(t) for t in (*problem.model.parameters(), *problem.model.buffers())]
     return [(t.data_ptr(), t._version, _weighed(t) if t.is_floating_point() else 0.0) for t in held]
 
 
