@@ -71,11 +71,8 @@ class Crew:
     """
 
     def __init__(self, timeout: float) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ArgumentError(
-                "expected a process group, got none: start with torchrun and call "
-                "torch.distributed.init_process_group() first, or leave ranks= out"
-            )
+        _need_group()
+        self._world = dist.group.WORLD
         self.rank, self.size, self._timeout = dist.get_rank(), dist.get_world_size(), timeout
         with self._explained("the start"):
             self._control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
@@ -83,6 +80,15 @@ class Crew:
         self._data = self._control if dist.get_backend() == "gloo" else dist.group.WORLD
         self._count = 0
         self.failed = False
+
+    @classmethod
+    def of(cls, timeout: float) -> Crew:
+        """The one with this time limit: groups hold sockets, and there need not be one for each problem."""
+        _need_group()
+        crew = _crews.get(timeout)
+        if crew is None or crew._world is not dist.group.WORLD or crew.failed:
+            crew = _crews[timeout] = cls(timeout)
+        return crew
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -196,6 +202,17 @@ class Crew:
             if theirs != everyone[0]:
                 where = "" if describe is None else f" ({describe(everyone[0], theirs)})"
                 raise RanksError(f"expected the same {what} on every rank, but rank {rank} has others{where}: {way_out}")
+
+
+_crews: dict[float, Crew] = {}
+
+
+def _need_group() -> None:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ArgumentError(
+            "expected a process group, got none: start with torchrun and call torch.distributed.init_process_group() "
+            "first, or make a spiritlevel.Problem"
+        )
 
 
 def _mark(what: str) -> float:

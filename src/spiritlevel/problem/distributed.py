@@ -73,7 +73,7 @@ class DistributedProblem(Problem):
         max_batches: int | None = None,
     ) -> None:
         self.ranks = Ranks() if ranks is None else ranks
-        self.crew = Crew(self.ranks.timeout)
+        self.crew = Crew.of(self.ranks.timeout)
         with self.measuring("making the problem"):
             inside = bare(model) if isinstance(model, nn.Module) else model
             super().__init__(
@@ -98,6 +98,7 @@ class DistributedProblem(Problem):
 
     @contextmanager
     def measuring(self, what: str) -> Iterator[None]:
+        self.crew.failed = False
         try:
             self.crew.numbers(what, np.zeros(0))
             with agreeing((Spread if getattr(self, "sharded", False) else Replicated)(self.crew)):

@@ -14,6 +14,7 @@ from spiritlevel.core.registry import Registry
 from spiritlevel.study.plan import Plan, Work, perform
 from spiritlevel.study.processes import in_processes
 from spiritlevel.study.session import Session
+from spiritlevel.study.together import on_ranks
 from spiritlevel.study.units import Done, Task
 
 __all__ = ["ENGINES", "Engine"]
@@ -38,3 +39,4 @@ def serial(plan: Plan, session: Session, tasks: Sequence[Task]) -> Iterator[Done
 
 
 ENGINES.register("processes")(in_processes)
+ENGINES.register("ranks")(on_ranks)
