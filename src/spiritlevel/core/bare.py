@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spiritlevel.errors import ModelError
 
-__all__ = ["bare", "here", "is_sharded", "outline", "whole"]
+__all__ = ["bare", "copied", "here", "is_sharded", "outline", "whole"]
 
 _FOREIGN = "torch.distributed."  # modules whose hooks move or swap parameters and activations
 
@@ -35,7 +35,29 @@ def bare(model: nn.Module) -> nn.Module:
             "expected a model sharded with torch.distributed.fsdp.fully_shard (FSDP2), got FullyShardedDataParallel, "
             "which joins parameters into flat ones: shard it with fully_shard, or load a full state dict"
         )
-    return _copied(model, {}) if any(_wrapped(m) for m in model.modules()) else model
+    if not any(_wrapped(m) for m in model.modules()):
+        return model
+    new = _copied(model, {})
+    if any(p.is_meta for p in model.parameters()):  # kept elsewhere: there, ties are two copies
+        _tie(new)
+    return new
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Modules of the same classes on the same parameters and buffers, without foreign hooks."""
+    return _copied(model, {})
+
+
+def _tie(new: nn.Module) -> None:
+    """Parameters that were one before accelerate took them away: those of one storage, or that the model says."""
+    held: dict[tuple[int, torch.Size], nn.Parameter] = {}
+    for m in new.modules():
+        for name, p in m._parameters.items():
+            if p is not None:
+                m._parameters[name] = held.setdefault((p.data_ptr(), p.shape), p)
+    tie = getattr(new, "tie_weights", None)  # of transformers
+    if callable(tie):
+        tie()
 
 
 def outline(model: nn.Module) -> nn.Module:

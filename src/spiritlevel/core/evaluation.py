@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from spiritlevel.core import fused
 from spiritlevel.core.batches import model_inputs
+from spiritlevel.core.recompute import recomputing
 from spiritlevel.core.tensors import natural_dtype
 from spiritlevel.errors import ModelError, SpiritlevelError
 
@@ -133,5 +134,10 @@ def forward(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     given = {n: widen(b.detach().clone()) for n, b in model.named_buffers()}
     given |= {n: widen(p.detach()) for n, p in model.named_parameters() if n not in weights}
     args, kwargs = model_inputs(batch, natural_dtype(weights.values()))
-    with evaluating(model), explained("the model's forward pass"):
-        return functional_call(model, {**given, **weights}, args, kwargs, tie_weights=True)
+    everything = {**given, **weights}
+    with (
+        evaluating(model),
+        recomputing(model, everything, lambda: evaluating(model)),
+        explained("the model's forward pass"),
+    ):
+        return functional_call(model, everything, args, kwargs, tie_weights=True)

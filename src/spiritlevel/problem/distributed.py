@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.core.bare import bare, is_sharded, outline, whole
+from spiritlevel.core.bare import is_sharded, whole
 from spiritlevel.core.batches import batch_size, cut, tensors_in, to_device
-from spiritlevel.core.blocks import Block, Symmetries
+from spiritlevel.core.blocks import Block
 from spiritlevel.core.evaluation import forward, widen
 from spiritlevel.core.fetching import Fetching
 from spiritlevel.core.ranks import Crew, Ranks, Replicated, Spread
@@ -24,7 +24,6 @@ from spiritlevel.errors import ArgumentError, DataError, RanksError, SymmetryErr
 from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.geometry.spread import assigned, spread_chart
 from spiritlevel.problem.problem import Problem
-from spiritlevel.symmetry import find_symmetries
 from spiritlevel.symmetry.trace import few_examples
 from spiritlevel.symmetry.verify import allowed_drift, drift_along
 
@@ -58,7 +57,10 @@ class DistributedProblem(Problem):
         normalize_logits: as for `Problem`.
         micro_batch: most examples in one pass of one rank.
         max_batches: as for `Problem`.
+        checkpointing: as for `Problem`.
     """
+
+    _shares_weights = True
 
     def __init__(
         self,
@@ -71,21 +73,22 @@ class DistributedProblem(Problem):
         normalize_logits: bool = False,
         micro_batch: int | None = None,
         max_batches: int | None = None,
+        checkpointing: bool = False,
     ) -> None:
         self.ranks = Ranks() if ranks is None else ranks
         self.crew = Crew.of(self.ranks.timeout)
         with self.measuring("making the problem"):
-            inside = bare(model) if isinstance(model, nn.Module) else model
             super().__init__(
-                inside,
+                model,
                 batches,
                 loss,
                 parameters,
                 normalize_logits=normalize_logits,
                 micro_batch=micro_batch,
                 max_batches=max_batches,
+                checkpointing=checkpointing,
             )
-            spread = is_sharded(inside)
+            spread = is_sharded(self.model)
             if spread and self.ranks.state == "whole":
                 raise ArgumentError("expected state='auto' or 'sharded' for a model sharded over ranks, got 'whole'")
             self.sharded = spread or self.ranks.state == "sharded"
@@ -246,11 +249,6 @@ class DistributedProblem(Problem):
         return next(self.batches()) if self.ranks.data == "split" else self._sample
 
     # ------------------------------------------------------------------------------------------------------ weights
-
-    @cached_property
-    def symmetries(self) -> Symmetries:
-        model = outline(self.model) if is_sharded(self.model) else self.model
-        return find_symmetries(model, parameters=self._names)
 
     @property
     def owners(self) -> dict[str, int]:

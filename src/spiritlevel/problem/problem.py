@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.core.bare import bare, is_sharded
 from spiritlevel.core.batches import batch_size, cut, to_device
 from spiritlevel.core.blocks import Block, Symmetries
 from spiritlevel.core.evaluation import explained, forward, measurable, movable
 from spiritlevel.core.losses import CrossEntropy, TorchLoss
+from spiritlevel.core.recompute import checkpointed
 from spiritlevel.core.tensors import all_finite, natural_dtype, same_device
 from spiritlevel.errors import ArgumentError, DataError, LossError, ModelError, NondeterminismError
 from spiritlevel.geometry import Chart, Geometry
@@ -35,7 +37,9 @@ class Problem:
     (no dropout, running batch statistics), half-precision weights in float32.
 
     Args:
-        model: any module. Wrapped or compiled ones too, as long as ``torch.func.functional_call`` takes them.
+        model: any module. Compiled ones too, as long as ``torch.func.functional_call`` takes them. What is measured of
+            one inside DistributedDataParallel or loaded with a ``device_map`` is the model inside, without the wrapping;
+            weights that lie on disk are read into memory.
         batches: a list or DataLoader of ``(inputs, targets)``, or of dicts with ``labels`` (transformers). It is read
             anew for each measure and must give the same batches each time (no shuffling, no augmentation).
         loss: ``(output, batch) -> scalar``, or a torch loss module. By default the loss the model returns for a dict
@@ -44,11 +48,15 @@ class Problem:
         normalize_logits: measure the cross-entropy of centred logits of norm one.
         micro_batch: at most so many examples in one pass; larger batches are cut and added up exactly.
         max_batches: stop after so many batches.
+        checkpointing: compute each layer (a child of a ModuleList) anew on the way back instead of keeping its
+            activations; for measures of first order.
 
     >>> problem = Problem(nn.Linear(2, 2), [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))])
     >>> sorted(problem.weights)
     ['bias', 'weight']
     """
+
+    _shares_weights = False
 
     def __init__(
         self,
@@ -60,6 +68,7 @@ class Problem:
         normalize_logits: bool = False,
         micro_batch: int | None = None,
         max_batches: int | None = None,
+        checkpointing: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
@@ -68,11 +77,19 @@ class Problem:
                 raise ArgumentError(f"expected {name} to be a whole number from 1 on, got {value!r}")
         if loss is not None and normalize_logits:
             raise ArgumentError("expected either loss= or normalize_logits=True: normalise inside your own loss")
-        self.model = model
+        self.model = bare(model)
+        if is_sharded(self.model) and not self._shares_weights:
+            raise ModelError(
+                "expected weights that are whole in this process, got parameters sharded over ranks: make a "
+                "spiritlevel.DistributedProblem on every rank"
+            )
         self.micro_batch, self.max_batches = micro_batch, max_batches
         self.loss: Loss = _as_loss(loss, normalize_logits)
         self._batches = list(batches) if isinstance(batches, Iterator) else batches
-        self._names = _chosen(model, parameters)
+        self._plain = self.model
+        if checkpointing:
+            self.model = checkpointed(self.model)
+        self._names = _chosen(self.model, parameters)
         self._checked = False
         self._verified: Sequence[Block] | None = None
         self.self_checked: float | None = None  # error of a Hessian product, see `check_second_derivatives`
@@ -86,7 +103,7 @@ class Problem:
     @cached_property
     def symmetries(self) -> Symmetries:
         """What the geometry quotients by when it is not told."""
-        return find_symmetries(self.model, parameters=self._names)
+        return find_symmetries(self._plain, parameters=self._names)
 
     @property
     def settings(self) -> dict[str, Any]:

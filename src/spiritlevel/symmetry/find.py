@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.core.bare import bare, is_sharded, outline
 from spiritlevel.core.blocks import Block, Leftover, Pair, Symmetries
 from spiritlevel.core.evaluation import movable
 from spiritlevel.core.views import Piece
@@ -61,6 +62,9 @@ def find_symmetries(
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
     wanted = _wanted(kinds, batch)
+    if is_sharded(model) and batch is not None:
+        raise ModelError("expected a whole model to follow a batch through, got one sharded over ranks: leave batch out")
+    model = outline(model) if is_sharded(model) else bare(model)
     named = movable(model)
     measured = _measured(model, parameters, named)
     proposals = [p for p in _by_structure(model) if isinstance(p, Leftover) or p.kind in wanted]

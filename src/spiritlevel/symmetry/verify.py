@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spiritlevel.core.batches import tensors_in
+from spiritlevel.core.bare import bare
 from spiritlevel.core.blocks import Block
 from spiritlevel.core.evaluation import forward, measurable
 from spiritlevel.core.tensors import natural_dtype, norm
@@ -64,6 +65,7 @@ def verify_symmetries(model: nn.Module, batch: Any, blocks: Sequence[Block], see
 
 def certify(model: nn.Module, batch: Any, blocks: Sequence[Block], seed: int = 0, *, each: bool = False) -> Certificate:
     """The moment map of every block by one backward pass, then a move of all together; of each alone only if asked."""
+    model = bare(model)
     began, weights = time.perf_counter(), measurable(model)
     allowed = _ALLOWED[natural_dtype(weights.values())]
     before = _outputs(model, weights, batch)
