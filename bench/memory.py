@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 
 import spiritlevel as sl
-from bench.costs import peak, plain
+from bench.costs import peak
 
 MEASURES: dict[str, Callable[[sl.Problem], Any]] = {
     "worst_case, Elementwise (adaptive)": lambda p: sl.adaptive_sharpness(p, 0.5, solver=_solver()),

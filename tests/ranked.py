@@ -25,7 +25,9 @@ class Attention(nn.Module):
         self.v_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (p(x).unflatten(-1, (self.num_heads, -1)).transpose(-2, -3) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(x).unflatten(-1, (self.num_heads, -1)).transpose(-2, -3) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2))
 
 
@@ -94,9 +96,9 @@ MEASURES: dict[str, Callable[[sl.Problem], Any]] = {
     "gauss-newton": lambda p: sl.hessian_trace(p, sl.Euclidean(), samples=3, tolerance=0, matrix="gauss_newton").value,
     "empirical": lambda p: sl.hessian_trace(p, sl.Euclidean(), samples=3, tolerance=0, matrix="empirical_fisher").value,
     "batches": lambda p: sl.hessian_trace(p, sl.Euclidean(), samples=3, tolerance=0, over="batches").per_batch,
-    "geodesic curve": lambda p: sl.worst_case(
-        p, sl.Elementwise("geodesic"), 0.3, sl.solvers.SphereAscent(steps=3)
-    ).value,
+    "geodesic curve": lambda p: (
+        sl.worst_case(p, sl.Elementwise("geodesic"), 0.3, sl.solvers.SphereAscent(steps=3)).value
+    ),
 }
 
 

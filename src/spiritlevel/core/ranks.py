@@ -201,7 +201,9 @@ class Crew:
         for rank, theirs in enumerate(everyone):
             if theirs != everyone[0]:
                 where = "" if describe is None else f" ({describe(everyone[0], theirs)})"
-                raise RanksError(f"expected the same {what} on every rank, but rank {rank} has others{where}: {way_out}")
+                raise RanksError(
+                    f"expected the same {what} on every rank, but rank {rank} has others{where}: {way_out}"
+                )
 
 
 _crews: dict[float, Crew] = {}

@@ -26,9 +26,7 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past")  # would grow once
 
 
 @contextmanager
-def recomputing(
-    model: nn.Module, weights: Mapping[str, Tensor], around: Callable[[], Any]
-) -> Iterator[None]:
+def recomputing(model: nn.Module, weights: Mapping[str, Tensor], around: Callable[[], Any]) -> Iterator[None]:
     """Checkpoints made inside are computed again at these weights.
 
     Args:

@@ -67,8 +67,9 @@ def same_device(tensors: Mapping[str, Tensor]) -> torch.device:
     """The device of all tensors (where coordinates live)."""
     devices = {t.device for t in tensors.values()}
     if len(devices) > 1:
+        found = ", ".join(sorted(map(str, devices)))
         raise ModelError(
-            f"expected all parameters on one device, got {', '.join(sorted(map(str, devices)))}: load the model without "
+            f"expected all parameters on one device, got {found}: load the model without "
             "device_map, and where it is too large for one device start a process for each with torchrun and take "
             "spiritlevel.DistributedProblem with fully_shard"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,11 +107,17 @@ class SpreadChart(Chart):
         mine = list(self._stretches(place))
         facts = crew.objects(
             "the layout of a chart",
-            (sum(p.dimension for p in self.parts), [(key, s.stop - s.start) for key, _, s in mine], super().layer_dimensions()),
+            (
+                sum(p.dimension for p in self.parts),
+                [(key, s.stop - s.start) for key, _, s in mine],
+                super().layer_dimensions(),
+            ),
         )
         self.dimension = sum(d for d, _, _ in facts)
         self._of_all: dict[str, int] = {n: d for _, _, layers in facts for n, d in layers.items()}
-        order = sorted((key, rank, i, n) for rank, (_, found, _) in enumerate(facts) for i, (key, n) in enumerate(found))
+        order = sorted(
+            (key, rank, i, n) for rank, (_, found, _) in enumerate(facts) for i, (key, n) in enumerate(found)
+        )
         self.whole = sum(n for *_, n in order)
         starts = np.cumsum([0, *(n for *_, n in order)]).tolist()
         here = {i: at for (_, rank, i, _), at in zip(order, starts, strict=False) if rank == crew.rank}
@@ -189,14 +195,14 @@ def spread_chart(
     """
     if isinstance(geometry, Dense | Transported):
         raise ArgumentError(
-            f"expected a geometry that moves weights or pairs by themselves where the state is sharded, got {geometry}: "
-            "take state='whole', or Euclidean, Elementwise, Diagonal or Quotient"
+            "expected a geometry that moves weights or pairs by themselves where the state is sharded, got "
+            f"{geometry}: take state='whole', or Euclidean, Elementwise, Diagonal or Quotient"
         )
     odd = [b.name for b in blocks if not isinstance(b, Pair) or b.frozen or b.free]
     if odd:
         raise ArgumentError(
-            f"expected only pairs (kinds 'attention' and 'lora') to quotient by where the state is sharded, got {odd[0]!r}: "
-            "take state='whole', or leave it out"
+            "expected only pairs (kinds 'attention' and 'lora') to quotient by where the state is sharded, got "
+            f"{odd[0]!r}: take state='whole', or leave it out"
         )
     groups: dict[tuple[Any, ...], int] = {}
     places: dict[str, tuple[int, int]] = {}

@@ -7,4 +7,13 @@ from spiritlevel.problem.objective import Objective
 from spiritlevel.problem.problem import Problem
 from spiritlevel.problem.self_check import check_second_derivatives
 
-__all__ = ["MATRICES", "Curvature", "DistributedProblem", "Matrix", "Objective", "Problem", "check_second_derivatives", "problem_of_command"]
+__all__ = [
+    "MATRICES",
+    "Curvature",
+    "DistributedProblem",
+    "Matrix",
+    "Objective",
+    "Problem",
+    "check_second_derivatives",
+    "problem_of_command",
+]

@@ -199,6 +199,8 @@ class Curvature:
             raise ArgumentError(f"expected engine 'reverse' or 'forward', got {engine!r}")
         if engine == "forward" and matrix != "hessian":
             raise ArgumentError(f"expected matrix='hessian' for engine='forward', got {matrix!r}: take 'reverse'")
+        if engine == "forward":
+            problem.need_whole("engine='forward'")
         self._kind = MATRICES[matrix]
         self.problem, self.chart, self._batch, self._engine = problem, chart, batch, engine
         self.products = self.graphs = 0
@@ -242,9 +244,8 @@ class Curvature:
         if self._engine == "forward":
             return _Forward(self.problem, self.chart, part, share)
         self.graphs += 1
-        with torch.enable_grad(), second_derivatives(kept=True):
-            with self.problem.differentiating():
-                return self._kind(self.problem, self.chart, part, share)
+        with torch.enable_grad(), second_derivatives(kept=True), self.problem.differentiating():
+            return self._kind(self.problem, self.chart, part, share)
 
     def release(self) -> None:
         """Forget the kept graph."""

@@ -20,7 +20,7 @@ from spiritlevel.core.fetching import Fetching
 from spiritlevel.core.ranks import Crew, Ranks, Replicated, Spread
 from spiritlevel.core.spread import agreeing
 from spiritlevel.core.tensors import same_device
-from spiritlevel.errors import ArgumentError, DataError, RanksError, SymmetryError
+from spiritlevel.errors import ArgumentError, DataError, SymmetryError
 from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.geometry.spread import assigned, spread_chart
 from spiritlevel.problem.problem import Problem
@@ -271,7 +271,9 @@ class DistributedProblem(Problem):
     def _way(self) -> Fetching:
         """How ranks get each other's weights; made anew with the owners."""
         stored = self._stored
-        dtypes = {n: torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype for n, p in stored.items()}
+        dtypes = {
+            n: torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype for n, p in stored.items()
+        }
         return Fetching(self.crew, self.owners, {n: p.shape for n, p in stored.items()}, dtypes, same_device(stored))
 
     def output(self, weights: Weights, batch: Any) -> Any:
@@ -283,7 +285,11 @@ class DistributedProblem(Problem):
     @property
     def _still(self) -> dict[str, Tensor]:
         """Parameters that are not measured, where they lie spread too."""
-        return {n: widen(whole(p)) for n, p in self.model.named_parameters() if n not in set(self._names)} if is_sharded(self.model) else {}
+        return (
+            {n: widen(whole(p)) for n, p in self.model.named_parameters() if n not in set(self._names)}
+            if is_sharded(self.model)
+            else {}
+        )
 
     @contextmanager
     def differentiating(self) -> Iterator[None]:
@@ -321,8 +327,8 @@ class DistributedProblem(Problem):
         allowed = allowed_drift(self.dtype)
         if not drift <= allowed:
             raise SymmetryError(
-                f"expected the model's output to stay within {allowed:g} along the orbits of all blocks, but it changes "
-                f"by {drift:.2g}: find the block with spiritlevel.certify on a whole model, and leave it out with "
+                f"expected the model's output to stay within {allowed:g} along the orbits of all blocks, but it "
+                f"changes by {drift:.2g}: find the block with spiritlevel.certify on a whole model, and leave it out with "
                 "Quotient(blocks=...)"
             )
         self._verified = blocks

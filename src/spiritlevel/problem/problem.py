@@ -38,8 +38,8 @@ class Problem:
 
     Args:
         model: any module. Compiled ones too, as long as ``torch.func.functional_call`` takes them. What is measured of
-            one inside DistributedDataParallel or loaded with a ``device_map`` is the model inside, without the wrapping;
-            weights that lie on disk are read into memory.
+            one inside DistributedDataParallel or loaded with a ``device_map`` is the model inside, without the
+            wrapping; weights that lie on disk are read into memory.
         batches: a list or DataLoader of ``(inputs, targets)``, or of dicts with ``labels`` (transformers). It is read
             anew for each measure and must give the same batches each time (no shuffling, no augmentation).
         loss: ``(output, batch) -> scalar``, or a torch loss module. By default the loss the model returns for a dict
@@ -57,6 +57,8 @@ class Problem:
     """
 
     _shares_weights = False
+    sharded = False
+    """Whether coordinates lie spread over processes (`DistributedProblem`)."""
 
     def __init__(
         self,
@@ -198,13 +200,25 @@ class Problem:
             check_blocks(self.model, self.sample(), blocks, loss=self.tensor)
             self._verified = blocks
 
+    def need_whole(self, what: str) -> None:
+        """Refuse what cannot be had from coordinates that lie spread over processes."""
+        if self.sharded:
+            raise ArgumentError(
+                f"expected coordinates that are whole on every rank for {what}, got a sharded state: take "
+                "Ranks(state='whole') where the model fits, or hutchinson, eigenvalues or a density"
+            )
+
     def sample(self) -> Any:
         """A batch with examples to test something on."""
         return next(self.batches())
 
     @contextmanager
     def measuring(self, what: str) -> Iterator[None]:
-        """Around one measurement, whose settings ``what`` says: where processes share it, they agree on all decisions."""
+        """Around one measurement: where processes share it, they agree on all decisions.
+
+        Args:
+            what: the measurement and its settings, in words.
+        """
         del what
         yield
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spiritlevel.core import tensors
 from spiritlevel.core.batches import batch_size, cut
 from spiritlevel.core.losses import CrossEntropy, TorchLoss, logits_of
-from spiritlevel.core import tensors
 from spiritlevel.core.spread import any_entry, dot, norm
 from spiritlevel.errors import DerivativeError, SpiritlevelError
 from spiritlevel.geometry import Chart, Euclidean

@@ -11,8 +11,8 @@ from torch.func import functional_call
 
 from spiritlevel.core.blocks import Symmetries
 from spiritlevel.core.evaluation import measurable
-from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.errors import ArgumentError
+from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.problem import DistributedProblem, Problem
 from spiritlevel.reparam.flat import Weights
 from spiritlevel.reparam.maps import Reparametrisation

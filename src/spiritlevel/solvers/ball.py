@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from spiritlevel.core.shapes import Flat
 from spiritlevel.core import spread
+from spiritlevel.core.shapes import Flat
 from spiritlevel.core.spread import dot, norm
 from spiritlevel.errors import ArgumentError
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spiritlevel.core import spread
 from spiritlevel.core.results import Status
 from spiritlevel.core.shapes import Flat
-from spiritlevel.core import spread
 from spiritlevel.core.spread import norm
 
 __all__ = ["Apply", "Eigenpairs", "Quadrature", "Step", "Which", "extreme_eigenpairs", "quadrature"]

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spiritlevel.core.results import Status
 from spiritlevel.core import spread
+from spiritlevel.core.results import Status
 from spiritlevel.core.tensors import dot as dot_here
 from spiritlevel.errors import ArgumentError
 from spiritlevel.solvers.ball import Ball, L2Ball

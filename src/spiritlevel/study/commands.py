@@ -60,7 +60,10 @@ def init(
 def run(
     config: Annotated[Path, typer.Argument(help="The study's configuration (.yaml).")],
     store: Annotated[Path | None, typer.Option(help="The file for the results; default: the configuration's.")] = None,
-    engine: Annotated[str | None, typer.Option(help="serial, processes or ranks; default: the configuration's, and ranks under torchrun.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="serial, processes or ranks; default: the configuration's, and ranks under torchrun."),
+    ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False,
     as_json: _Json = False,
 ) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from spiritlevel.core.batches import tensors_in
 from spiritlevel.core.evaluation import measurable
-from spiritlevel.core.losses import IGNORED, TorchLoss, logits_of, targets_of
 from spiritlevel.core.launched import device_of_rank
+from spiritlevel.core.losses import IGNORED, TorchLoss, logits_of, targets_of
 from spiritlevel.core.ranks import Crew
 from spiritlevel.core.results import Measurement
 from spiritlevel.core.tensors import all_finite, norm

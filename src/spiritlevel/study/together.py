@@ -17,7 +17,9 @@ from spiritlevel.study.units import Done, Task
 
 __all__ = ["PATIENCE", "follow", "on_ranks"]
 
-PATIENCE = 86400.0  # seconds: the first rank may choose radii and read files meanwhile; one that is gone is seen at once
+PATIENCE = (
+    86400.0  # seconds: the first rank may choose radii and read files meanwhile; one that is gone is seen at once
+)
 
 
 def on_ranks(plan: Plan, session: Session, tasks: Sequence[Task]) -> Iterator[Done]:

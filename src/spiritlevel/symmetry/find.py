@@ -63,7 +63,9 @@ def find_symmetries(
         raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
     wanted = _wanted(kinds, batch)
     if is_sharded(model) and batch is not None:
-        raise ModelError("expected a whole model to follow a batch through, got one sharded over ranks: leave batch out")
+        raise ModelError(
+            "expected a whole model to follow a batch through, got one sharded over ranks: leave batch out"
+        )
     model = outline(model) if is_sharded(model) else bare(model)
     named = movable(model)
     measured = _measured(model, parameters, named)

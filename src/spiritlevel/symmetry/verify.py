@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spiritlevel.core.batches import tensors_in
 from spiritlevel.core.bare import bare
+from spiritlevel.core.batches import tensors_in
 from spiritlevel.core.blocks import Block
 from spiritlevel.core.evaluation import forward, measurable
 from spiritlevel.core.tensors import natural_dtype, norm

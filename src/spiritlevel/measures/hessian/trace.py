@@ -69,6 +69,8 @@ def hessian_trace(
         raise ArgumentError(f"expected a tolerance from 0 on, got {tolerance!r}")
     if method not in _ESTIMATORS:
         raise ArgumentError(f"expected method 'hutchinson', 'hutch++' or 'xtrace', got {method!r}")
+    if method != "hutchinson":
+        problem.need_whole(f"method={method!r}")
     how = How(matrix, engine, over, seed, seconds, show_progress)
     run = Run("Hessian trace", problem, geometry, how, samples, per_layer)
     estimator = _ESTIMATORS[method]
