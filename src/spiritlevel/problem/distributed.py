@@ -328,8 +328,8 @@ class DistributedProblem(Problem):
         if not drift <= allowed:
             raise SymmetryError(
                 f"expected the model's output to stay within {allowed:g} along the orbits of all blocks, but it "
-                f"changes by {drift:.2g}: find the block with spiritlevel.certify on a whole model, and leave it out with "
-                "Quotient(blocks=...)"
+                f"changes by {drift:.2g}: find the block with verify_symmetries on a whole model, and leave it out "
+                "with Quotient(blocks=...)"
             )
         self._verified = blocks
 
