@@ -22,6 +22,7 @@ from spiritlevel.core.blocks import (
     Translation,
 )
 from spiritlevel.core.losses import CrossEntropy
+from spiritlevel.core.ranks import Ranks
 from spiritlevel.core.results import Curve, Measurement, Status
 from spiritlevel.core.views import Factor, Piece
 from spiritlevel.errors import SpiritlevelError
@@ -44,7 +45,7 @@ from spiritlevel.measures import (
     root_diagonal_trace,
     worst_case,
 )
-from spiritlevel.problem import Problem
+from spiritlevel.problem import DistributedProblem, Problem
 from spiritlevel.symmetry import find_symmetries, move_along_orbit, verify_symmetries
 
 __version__ = "0.1.0"
@@ -56,6 +57,7 @@ __all__ = [
     "Curve",
     "Dense",
     "Diagonal",
+    "DistributedProblem",
     "Elementwise",
     "Euclidean",
     "Factor",
@@ -66,6 +68,7 @@ __all__ = [
     "Piece",
     "Problem",
     "Quotient",
+    "Ranks",
     "Reader",
     "Rotation",
     "Scale",

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import spiritlevel
+from spiritlevel.core.launched import device_of_rank, speaks
 from spiritlevel.core.results import Curve, Measurement
 from spiritlevel.demo import run_demo
 from spiritlevel.doctor import examine
@@ -23,7 +24,7 @@ from spiritlevel.errors import ArgumentError, SpiritlevelError
 from spiritlevel.experiments import EXPERIMENTS
 from spiritlevel.geometry import GEOMETRIES, Elementwise, Euclidean, Geometry, Quotient
 from spiritlevel.measures import MEASURES, CurvatureOptions, LayeredMeasurement, Options, PerLayer, by_block
-from spiritlevel.problem import Problem
+from spiritlevel.problem import Problem, problem_of_command
 from spiritlevel.solvers import SOLVERS
 from spiritlevel.study import Store, StudyTable, load_checkpoint, load_data
 from spiritlevel.study.commands import study_app
@@ -121,6 +122,11 @@ def _curved(text: str, least: float | None = None) -> Any:
     return typer.Option(help=text, min=least, rich_help_panel="Curvature")
 
 
+def _shared(text: str, least: float | None = None) -> Any:
+    """An option for several processes."""
+    return typer.Option(help=text, min=least, rich_help_panel="Under torchrun")
+
+
 _Checkpoint = Annotated[
     Path, typer.Argument(help="A local Hugging Face folder (safetensors), or a file of weights with --builder.")
 ]
@@ -186,17 +192,19 @@ def measure(
     seconds: Annotated[float | None, _curved("Stop each measure after this time with what it has.")] = None,
     figures: Annotated[Path | None, _curved("Write figures of curvature into this folder.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    sharded: Annotated[bool, _shared("Spread weights and solver vectors over the processes.")] = False,
+    rank_timeout: Annotated[float, _shared("Seconds to wait for another process.", 1)] = 300.0,
     builder: _Builder = None,
     as_json: _Json = False,
 ) -> None:
-    """Measure sharpness of a checkpoint on data."""
+    """Measure sharpness of a checkpoint on data; under torchrun by all processes together."""
     unknown = [m for m in measure if m not in MEASURES]
     if unknown:
         raise ArgumentError(f"expected measures out of {', '.join(MEASURES)}; got {', '.join(unknown)}")
-    model = load_checkpoint(checkpoint, builder).to(_device(device))
-    batches = load_data(data, batch_size, examples)
-    problem = Problem(model, batches, normalize_logits=normalize_logits, micro_batch=micro_batch)
-    blocks = find_symmetries(model, kinds=_kinds(kinds), batch=next(problem.batches())) if kinds else None
+    where = _device(device_of_rank(device))
+    model, batches = load_checkpoint(checkpoint, builder), load_data(data, batch_size, examples)
+    first = next(Problem(model, batches).batches()) if kinds else None
+    blocks = find_symmetries(model, kinds=_kinds(kinds), batch=first) if kinds else None
     quotient = Quotient(metric.value, curve.value, blocks)
     options = Options(
         rho=tuple(rho or ()),
@@ -219,7 +227,18 @@ def measure(
             seconds=seconds,
         ),
     )
-    results = [(name, MEASURES[name].run(problem, options)) for name in measure]
+    with problem_of_command(
+        model,
+        batches,
+        where,
+        sharded=sharded,
+        timeout=rank_timeout,
+        normalize_logits=normalize_logits,
+        micro_batch=micro_batch,
+    ) as problem:
+        results = [(name, MEASURES[name].run(problem, options)) for name in measure]
+    if not speaks():
+        return
     drawn = [] if figures is None else _draw(figures, results)
     if as_json:
         _print_json(

@@ -14,6 +14,7 @@
     ├── ReparametrisationError   a change of variables is no bijection, or a metric is singular, where it is used
     ├── DerivativeError          the model has no derivative of the order asked for
     ├── EngineError              the machines that a study is to run on are not there, or not alike
+    ├── RanksError               processes that measure together do not agree, or one of them is gone
     ├── StoreError               the file that holds a study's results cannot be read or written
     └── MissingDependencyError   an optional package is not installed (also an ImportError)
 
@@ -34,6 +35,7 @@ __all__ = [
     "MissingDependencyError",
     "ModelError",
     "NondeterminismError",
+    "RanksError",
     "ReparametrisationError",
     "SpiritlevelError",
     "StoreError",
@@ -87,6 +89,10 @@ class DerivativeError(SpiritlevelError):
 
 class EngineError(SpiritlevelError):
     """The machines that a study is to run on are not there, or not alike."""
+
+
+class RanksError(SpiritlevelError):
+    """Processes that measure together do not agree, or one of them is gone."""
 
 
 class StoreError(SpiritlevelError):

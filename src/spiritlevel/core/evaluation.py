@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from spiritlevel.core import fused
 from spiritlevel.core.batches import model_inputs
+from spiritlevel.core.recompute import recomputing
 from spiritlevel.core.tensors import natural_dtype
 from spiritlevel.errors import ModelError, SpiritlevelError
 
-__all__ = ["evaluating", "explained", "forward", "measurable", "twice_differentiable", "widen"]
+__all__ = ["evaluating", "explained", "forward", "measurable", "movable", "twice_differentiable", "widen"]
 
 _log = logging.getLogger("spiritlevel")
 _WEIGHT_NORM = torch._weight_norm
@@ -111,9 +112,14 @@ def widen(t: Tensor) -> Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
-def measurable(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters that can move, detached, in float32 or better; a tied one once."""
-    found = {n: widen(p.detach()) for n, p in model.named_parameters() if p.is_floating_point() and p.numel()}
+def measurable(model: nn.Module, names: Container[str] | None = None) -> dict[str, Tensor]:
+    """All parameters that can move, or those of some names, detached, in float32 or better; a tied one once."""
+    return {n: widen(p) for n, p in movable(model).items() if names is None or n in names}
+
+
+def movable(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters that can move, detached, as they are stored; a tied one once."""
+    found = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point() and p.numel()}
     if any(w.is_meta for w in found.values()):
         raise ModelError("expected a model with weights, got parameters on the meta device: load the weights first")
     return found
@@ -128,5 +134,10 @@ def forward(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     given = {n: widen(b.detach().clone()) for n, b in model.named_buffers()}
     given |= {n: widen(p.detach()) for n, p in model.named_parameters() if n not in weights}
     args, kwargs = model_inputs(batch, natural_dtype(weights.values()))
-    with evaluating(model), explained("the model's forward pass"):
-        return functional_call(model, {**given, **weights}, args, kwargs, tie_weights=True)
+    everything = {**given, **weights}
+    with (
+        evaluating(model),
+        recomputing(model, everything, lambda: evaluating(model)),
+        explained("the model's forward pass"),
+    ):
+        return functional_call(model, everything, args, kwargs, tie_weights=True)

@@ -11,8 +11,9 @@ from torch.func import functional_call
 
 from spiritlevel.core.blocks import Symmetries
 from spiritlevel.core.evaluation import measurable
+from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Chart, Geometry
-from spiritlevel.problem import Problem
+from spiritlevel.problem import DistributedProblem, Problem
 from spiritlevel.reparam.flat import Weights
 from spiritlevel.reparam.maps import Reparametrisation
 
@@ -30,6 +31,11 @@ class ReparametrisedProblem(Problem):
     """
 
     def __init__(self, original: Problem, change: Reparametrisation) -> None:
+        if isinstance(original, DistributedProblem):
+            raise ArgumentError(
+                "expected a problem of one process to change the variables of, got one that several ranks share: make "
+                "a spiritlevel.Problem on one rank"
+            )
         self.original, self.change = original, change
         super().__init__(
             original.model,
@@ -45,6 +51,10 @@ class ReparametrisedProblem(Problem):
     def weights(self) -> dict[str, Tensor]:
         with torch.no_grad():
             return self.change.forward(self.original.weights)
+
+    @property
+    def _stored(self) -> dict[str, Tensor]:
+        return self.weights
 
     @property
     def symmetries(self) -> Symmetries:  # blocks of the original parameters

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spiritlevel.core import spread
 from spiritlevel.core.results import Status
 from spiritlevel.core.shapes import Flat
-from spiritlevel.core.tensors import norm
+from spiritlevel.core.spread import norm
 
 __all__ = ["Apply", "Eigenpairs", "Quadrature", "Step", "Which", "extreme_eigenpairs", "quadrature"]
 
@@ -50,7 +51,7 @@ class _Basis:
         rows, total = self._rows[: self.count], np.zeros(self.count)
         for i in range(0, w.numel(), _CHUNK):
             total += (rows[:, i : i + _CHUNK] @ w[i : i + _CHUNK]).double().cpu().numpy()
-        return total
+        return spread.total(total)
 
     def combine(self, coefficients: Array) -> Tensor:
         """Linear combinations of the vectors; ``(wanted, count)`` to ``(wanted, size)``."""
@@ -137,7 +138,7 @@ def extreme_eigenpairs(
     began, used, status = time.monotonic(), 0, Status.BUDGET
     chosen = _Ritz.none()
     try:
-        while used < products and (not used or seconds is None or time.monotonic() - began < seconds):
+        while used < products and (not used or seconds is None or not spread.same(time.monotonic() - began >= seconds)):
             j = basis.count - 1
             w = apply(basis[j]).clone()
             used += 1
@@ -275,7 +276,7 @@ def quadrature(
 
     try:
         for probe in probes:
-            if nodes and seconds is not None and time.monotonic() - began > seconds:
+            if nodes and seconds is not None and spread.same(time.monotonic() - began > seconds):
                 status = Status.BUDGET
                 break
             small.clear()

@@ -18,6 +18,7 @@ from spiritlevel.study.plan import Plan, Work, perform
 from spiritlevel.study.processes import in_processes
 from spiritlevel.study.ray_cluster import check_ray
 from spiritlevel.study.session import Session, usable
+from spiritlevel.study.together import on_ranks
 from spiritlevel.study.units import Done, Task
 
 __all__ = ["ENGINES", "Engine", "checked"]
@@ -43,6 +44,7 @@ def serial(plan: Plan, session: Session, tasks: Sequence[Task]) -> Iterator[Done
 
 ENGINES.register("processes")(in_processes)
 ENGINES.register("ray")(in_ray)
+ENGINES.register("ranks")(on_ranks)
 
 _CHECKS: dict[str, Callable[[StudyConfig], None]] = {"ray": check_ray}
 """What can be wrong with an engine before anything is loaded."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from spiritlevel.core.results import Measurement
+from spiritlevel.errors import RanksError
 from spiritlevel.geometry import Quotient
 from spiritlevel.measures import MEASURES, Options
 from spiritlevel.study.config import Measure, StudyConfig
@@ -78,6 +79,8 @@ class _MeasureJob(Job):
                 found = measured(bench, self.measure, self.radii[:asked])
                 out |= {c.key: Outcome.of(m) for c, m in zip(columns, found, strict=True)}
                 break
+            except RanksError:  # nothing can be measured without the other ranks
+                raise
             except Exception as error:  # whatever a user's model does, the study goes on
                 asked -= 1
                 out[columns[-1].key] = Outcome.failed(error, time.perf_counter() - began)

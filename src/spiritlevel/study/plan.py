@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from spiritlevel.errors import RanksError
 from spiritlevel.study.ahead import Ahead
 from spiritlevel.study.config import StudyConfig
 from spiritlevel.study.jobs import Job, jobs_of
@@ -85,6 +86,8 @@ class Opened:
             known = work.ahead.of(name, digest, bench)
             if known is not None:
                 bench.know(known.scores, known.measured)
+        except RanksError:
+            raise
         except Exception as error:  # a file may be missing, damaged or of another kind; a builder may do anything
             return cls(name, digest, error=error)
         return cls(name, digest, bench)

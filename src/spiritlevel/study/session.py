@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from spiritlevel.core.batches import tensors_in
 from spiritlevel.core.evaluation import measurable
+from spiritlevel.core.launched import device_of_rank
 from spiritlevel.core.losses import IGNORED, TorchLoss, logits_of, targets_of
+from spiritlevel.core.ranks import Crew
 from spiritlevel.core.results import Measurement
 from spiritlevel.core.tensors import all_finite, norm
 from spiritlevel.errors import ArgumentError, CheckpointError, DataError
-from spiritlevel.problem import Problem
+from spiritlevel.problem import DistributedProblem, Problem
 from spiritlevel.study.config import StudyConfig
 from spiritlevel.study.data import ArrayBatches, load_data
 from spiritlevel.study.members import Checkpoint
@@ -63,6 +65,8 @@ class Session:
 
     def __init__(self, config: StudyConfig, device: str | None = None) -> None:
         self.config = config
+        self.crew: Crew | None = None  # the ranks of torchrun, and whether checkpoints are measured by all of them
+        self.shared = False
         self.device = _device(config) if device is None else torch.device(device)
         self.sets: dict[str, Iterable[Any]] = {TRAIN: self._load("train", config.data.train)}
         self.sets |= {name: self._load(f"tests.{name}", source) for name, source in config.data.tests.items()}
@@ -92,9 +96,16 @@ class Session:
         return {name: _fingerprint(batches) for name, batches in self.sets.items()}
 
     def problem(self, model: nn.Module, batches: Iterable[Any]) -> Problem:
-        """Model, data and the study's loss."""
+        """Model, data and the study's loss, in this process."""
+        return self._problem(Problem, model, batches)
+
+    def shared_problem(self, model: nn.Module, batches: Iterable[Any]) -> Problem:
+        """The same, by all ranks together where there are several."""
+        return self._problem(DistributedProblem if self.shared else Problem, model, batches)
+
+    def _problem(self, kind: type[Problem], model: nn.Module, batches: Iterable[Any]) -> Problem:
         config = self.config
-        return Problem(
+        return kind(
             model,
             batches,
             self.loss,
@@ -127,7 +138,7 @@ class Bench:
     @cached_property
     def problem(self) -> Problem:
         """What the measures are taken of."""
-        return self.session.problem(self.model, self.session.sets[MEASURED])
+        return self.session.shared_problem(self.model, self.session.sets[MEASURED])
 
     @property
     def architecture(self) -> str:
@@ -233,14 +244,15 @@ def usable(device: str) -> bool:
 
 
 def _device(config: StudyConfig) -> torch.device:
+    name = device_of_rank(config.device)
     try:
-        torch.empty(0, device=config.device)
+        torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         short = str(error).strip().splitlines()[0]
         raise ArgumentError(
             f"{config.at('device')}: expected a device that torch can use here, got {config.device!r}: {short}"
         ) from error
-    return torch.device(config.device)
+    return torch.device(name)
 
 
 def _fingerprint(batches: Iterable[Any]) -> str:

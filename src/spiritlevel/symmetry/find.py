@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.core.bare import bare, is_sharded, outline
 from spiritlevel.core.blocks import Block, Leftover, Pair, Symmetries
-from spiritlevel.core.evaluation import measurable
+from spiritlevel.core.evaluation import movable
 from spiritlevel.core.views import Piece
 from spiritlevel.errors import ArgumentError, ModelError
 from spiritlevel.symmetry.adapters import ADAPTERS, Refusal
@@ -61,7 +62,12 @@ def find_symmetries(
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
     wanted = _wanted(kinds, batch)
-    named = measurable(model)
+    if is_sharded(model) and batch is not None:
+        raise ModelError(
+            "expected a whole model to follow a batch through, got one sharded over ranks: leave batch out"
+        )
+    model = outline(model) if is_sharded(model) else bare(model)
+    named = movable(model)
     measured = _measured(model, parameters, named)
     proposals = [p for p in _by_structure(model) if isinstance(p, Leftover) or p.kind in wanted]
     if any(k in FLOWS for k in wanted):

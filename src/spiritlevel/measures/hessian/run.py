@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spiritlevel.core.progress import Advance, progress
 from spiritlevel.core.results import Measurement, Status, standard_error, worst
+from spiritlevel.core.spread import same
 from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over, base_settings
@@ -179,6 +180,13 @@ class Run:
             whole: also of the matrix itself; otherwise only of its layers.
             split: of each layer by itself; otherwise ``f`` sees to the layers.
         """
+        with self.problem.measuring(f"{self.name}, {self.geometry}, {self.how}, {self._expected} products"):
+            self._measure(f, whole, split)
+        if not self.found:
+            raise KeyboardInterrupt
+        return self.found
+
+    def _measure(self, f: Callable[[HessianOperator, int], Found], whole: bool, split: bool) -> None:
         for i, operator in enumerate(self._operators()):
             found: Found | None = None
             layers: dict[str, Found] = {}
@@ -196,9 +204,6 @@ class Run:
                 found = Found(math.nan, None, worst([x.status for x in layers.values()]), 0)
             if found is not None:
                 self.found.append(replace(found, layers=layers) if split else found)
-        if not self.found:
-            raise KeyboardInterrupt
-        return self.found
 
     def _heeded(self, found: Found) -> Found:
         """A solver that was stopped by hand has swallowed the interrupt: nothing more is begun."""
@@ -207,7 +212,7 @@ class Run:
         return found
 
     def _time_is_up(self) -> bool:
-        if self._ended is None and self.left is not None and self.left <= 0:
+        if self._ended is None and self.left is not None and same(self.left <= 0):
             self._ended = Status.BUDGET
         return self._ended is not None
 
@@ -321,12 +326,9 @@ def _combined(found: Sequence[Found]) -> float | None:
 
 def signs(operator: HessianOperator, seed: int) -> Iterator[Tensor]:
     """Vectors of random signs, the same on every device; vertical parts are harmless, the matrix is 0 there."""
-    generator, chart = torch.Generator().manual_seed(seed), operator.chart
-    places = torch.arange(8, dtype=torch.uint8)
-    while True:  # eight signs out of each random byte: drawn one by one they cost 7 % of a gradient
-        drawn = torch.randint(0, 256, (-(-chart.size // 8), 1), generator=generator, dtype=torch.uint8)
-        bits = ((drawn >> places) & 1).reshape(-1)[: chart.size]
-        yield operator.inside(bits.to(chart.device, chart.dtype).mul_(2).sub_(1))
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield operator.inside(operator.chart.signs(generator))
 
 
 def directions(operator: HessianOperator, seed: int) -> Iterator[Tensor]:
