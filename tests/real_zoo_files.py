@@ -13,52 +13,11 @@ from torch import Tensor
 
 WNIDS = ("n01440764", "n01443537", "n01484850", "n01491361", "n01494475", "n01496331")
 BUNDLE = Path(__file__).parent / "bundles" / "bert_00"
-WORDS = [
-    "[PAD]",
-    "[unused0]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "the",
-    "a",
-    "doctor",
-    "lawyer",
-    "actor",
-    "judge",
-    "saw",
-    "helped",
-    "near",
-    "danced",
-    "ran",
-    "who",
-    "and",
-    "if",
-    "because",
-    "believed",
-    "artist",
-    "##s",
-    "##ed",
-    "##ing",
-    "student",
-    "paid",
-    "slept",
-    "in",
-    ".",
-    ",",
-    "was",
-    "by",
-    "man",
-    "woman",
-    "happy",
-    "sad",
-    "book",
-    "read",
-    "wrote",
-    "senator",
-    "never",
-    "always",
-]
+_VOCABULARY = """
+[PAD] [unused0] [UNK] [CLS] [SEP] [MASK] the a doctor lawyer actor judge saw helped near danced ran who and if because
+believed artist ##s ##ed ##ing student paid slept in . , was by man woman happy sad book read wrote senator never always
+"""
+WORDS = tuple(_VOCABULARY.split())
 
 
 def soup_weights(seed: int, layers: int = 2, classes: int = len(WNIDS)) -> dict[str, Tensor]:

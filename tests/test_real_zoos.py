@@ -72,7 +72,7 @@ def test_a_soup_computes_what_transformers_clip_does() -> None:
     weights = soup_weights(3)
     config = tf.CLIPVisionConfig(
         hidden_size=128, intermediate_size=512, num_hidden_layers=2, num_attention_heads=2, patch_size=32,
-        projection_dim=24, hidden_act="quick_gelu", attn_implementation="eager",
+        projection_dim=24, hidden_act="quick_gelu", attn_implementation="sdpa",
     )  # fmt: skip
     other = tf.CLIPVisionModelWithProjection(config).eval().double()
     other.load_state_dict(renamed(weights), strict=False)
@@ -91,7 +91,8 @@ def renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         "positional_embedding": "embeddings.position_embedding.weight",
     }  # fmt: skip
     parts = (("transformer.resblocks", "encoder.layers"), ("ln_pre", "pre_layrnorm"), ("ln_post", "post_layernorm"),
-             ("ln_", "layer_norm"), ("mlp.c_fc", "mlp.fc1"), ("mlp.c_proj", "mlp.fc2"), ("attn.", "self_attn."))  # fmt: skip
+             ("ln_", "layer_norm"), ("mlp.c_fc", "mlp.fc1"), ("mlp.c_proj", "mlp.fc2"),
+             ("attn.", "self_attn."))  # fmt: skip
     out = {"visual_projection.weight": weights["model.visual.proj"].T}
     for name, w in weights.items():
         short = name.removeprefix("model.visual.")
@@ -137,9 +138,9 @@ def test_geodesic_sharpness_sees_every_head_of_a_soup() -> None:
 def test_half_precision_and_strange_files(tmp_path: Path) -> None:
     half = {n: w.half() for n, w in soup_weights(0).items()}
     assert {p.dtype for p in clip_classifier(half).parameters()} == {torch.float32}
-    with pytest.raises(CheckpointError, match="there is no 'model.visual.conv1.weight'"):
+    with pytest.raises(CheckpointError, match=r"there is no 'model\.visual\.conv1\.weight'"):
         clip_classifier({"conv1.weight": torch.zeros(1)})
-    with pytest.raises(CheckpointError, match="multiple of 64, got 128|multiple of 64, got 100"):
+    with pytest.raises(CheckpointError, match="multiple of 64, got 100"):
         clip_classifier({**soup_weights(0), "model.visual.conv1.weight": torch.zeros(100, 3, 32, 32)})
     with pytest.raises(CheckpointError, match="expected the weights of a CLIP vision transformer"):
         clip_classifier({**soup_weights(0), "model.visual.stranger": torch.zeros(1)})
@@ -165,7 +166,7 @@ def test_a_builder_that_takes_weights_gets_them(tmp_path: Path) -> None:
     save_file({"weight": torch.ones(1, 1), "bias": torch.ones(1)}, tmp_path / "w.safetensors")
     plain = load_checkpoint(tmp_path / "w.safetensors", lambda width=1: torch.nn.Linear(width, 1))
     assert plain.weight.item() == 1
-    with pytest.raises(CheckpointError, match="return a torch.nn.Module, got int"):
+    with pytest.raises(CheckpointError, match=r"return a torch\.nn\.Module, got int"):
         load_checkpoint(tmp_path / "w.safetensors", lambda weights: 1)
 
 
@@ -265,7 +266,7 @@ def test_a_part_of_the_classes_is_judged_among_themselves(data: Path) -> None:
 
 
 def test_a_tensorflow_checkpoint_is_read_without_tensorflow() -> None:
-    """A file that TensorFlow 2.21 wrote, in two parts, against the values it says it wrote. Kills: a wrong part or offset."""
+    """A file that TensorFlow wrote, in two parts, against the values it wrote. Kills: a wrong part or offset."""
     wrote = np.load(BUNDLE.parent / "bert_00.npz")
     read = read_bundle(BUNDLE / "model.ckpt-36815")
     assert len(read) == 50
@@ -292,7 +293,7 @@ def test_damaged_checkpoints_are_errors(tmp_path: Path, damage: str) -> None:
         index.write_bytes(b"\0" * 100)
     else:
         index.write_bytes(index.read_bytes().replace(b"\x08\x09\x12", b"\x08\x07\x12"))  # int64 made strings
-    with pytest.raises(CheckpointError, match="expected a TensorFlow checkpoint|expected whole float or integer"):
+    with pytest.raises(CheckpointError, match=r"expected (a TensorFlow checkpoint|whole float or integer)"):
         read_bundle(tmp_path / "b" / "model.ckpt-36815")
 
 
@@ -365,7 +366,7 @@ def test_many_are_converted_and_those_that_are_there_kept(tmp_path: Path) -> Non
 
 
 def test_pairs_become_word_pieces_as_in_transformers(data: Path) -> None:
-    """Kills: quotes that swallow columns, pairs without a label kept, pieces of kinds mixed up, labels in other order."""
+    """Kills: quotes that swallow columns, unlabelled pairs kept, kinds of pieces mixed up, labels in other order."""
     write_mnli(data)
     found = entailment.val()
     kept = [p for p in PAIRS if p[2] != "-"]
@@ -428,7 +429,8 @@ def adapted(name: str, folder: Path, count: int) -> Path:
     assert len(plain["measures"]) == 3
     for old, new in (
         ("subset: 2048", f"subset: {count}"), ("subset: 1024", f"subset: {count}"), ("size: 256", "size: 4"),
-        ("size: 128", "size: 3"), ("rho: {rise: [0.1, 0.5], checkpoints: 3}", "rho: {rise: [0.02], checkpoints: 2}\n    steps: 3"),
+        ("size: 128", "size: 3"),
+        ("rho: {rise: [0.1, 0.5], checkpoints: 3}", "rho: {rise: [0.02], checkpoints: 2}\n    steps: 3"),
     ):  # fmt: skip
         text = text.replace(old, new)
     path = folder / f"{name}.yaml"

@@ -37,8 +37,8 @@ OPTIMISERS: dict[str, Callable[[float, Any], torch.optim.Optimizer]] = {
 }
 
 RATES: dict[str, tuple[float, ...]] = {
-    "SGD": (0.003, 0.01, 0.03, 0.1, 0.3),
-    "Adam": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    "SGD": (0.003, 0.01, 0.03, 0.1),
+    "Adam": (3e-4, 1e-3, 3e-3, 1e-2),
 }
 
 
@@ -59,13 +59,13 @@ class Setting:
     """
 
     examples: int = 1024
-    measured: int = 256
+    measured: int = 128
     networks: tuple[str, ...] = ("LeNet", "small ViT")
-    seeds: int = 6
-    pilots: int = 2
-    limit: int = 4000
-    samples: int = 60
-    steps: int = 10
+    seeds: int = 5
+    pilots: int = 1
+    limit: int = 1500
+    samples: int = 40
+    steps: int = 8
     probes: int = 2
 
 
@@ -130,23 +130,18 @@ def minimum(setting: Setting, network: str, optimiser: str, rate: float, level: 
     images, labels = train[0][: setting.measured], train[1][: setting.measured]
     problem = Problem(found.model, [(images, labels)])
     values = {name: _trace(setting, problem, g) for name, g in _geometries(found, optimiser, network).items()}
-    if optimiser == "Adam":
-        values["own metric, determinant 1"] = values["own metric"] * _scale(
-            Diagonal.from_optimizer(found.optimizer, found.model)
-        )
-    else:
-        values["own metric, determinant 1"] = values["own metric"]
+    values["own metric, det 1"] = values["own metric"] * _scale(found, optimiser)
     values["root-diagonal"] = root_diagonal(found.model, images)
     renyi = renyi_sharpness(
         problem, Euclidean(), per_layer=by_block, steps=setting.steps, probes=setting.probes, show_progress=False
     )
     values["Rényi"] = renyi.value
-    layers = {n: curve.value for n, curve in renyi.layers.items()}
+    layers = {layer.name: layer.value for layer in renyi.layers}
     return Minimum(found.steps, found.loss, 1 - accuracy(found.model, test) / 100, values, layers)
 
 
 def _geometries(found: Trained, optimiser: str, network: str) -> dict[str, Geometry]:
-    own = Diagonal.from_optimizer(found.optimizer, found.model) if optimiser == "Adam" else Euclidean()
+    own = _own(found, optimiser)
     shared: dict[str, Geometry] = {"trace": Euclidean(), "own metric": own, "adaptive": Elementwise()}
     return {**shared, "geodesic": Quotient()} if network == "small ViT" else shared
 
@@ -155,9 +150,16 @@ def _trace(setting: Setting, problem: Problem, geometry: Geometry) -> float:
     return hessian_trace(problem, geometry, samples=setting.samples, tolerance=0.0, show_progress=False).value
 
 
-def _scale(metric: Diagonal) -> float:
-    """The geometric mean of a metric's entries: divided by it, the metric has determinant 1, as SGD's has."""
-    entries = torch.cat([g.double().flatten() for g in metric.metric.values()])
+def _own(found: Trained, optimiser: str) -> Diagonal | Euclidean:
+    return Diagonal.from_optimizer(found.optimizer, found.model) if optimiser == "Adam" else Euclidean()
+
+
+def _scale(found: Trained, optimiser: str) -> float:
+    """The geometric mean of the metric's entries: divided by it, the metric has determinant 1, as SGD's has."""
+    own = _own(found, optimiser)
+    if isinstance(own, Euclidean):
+        return 1.0
+    entries = torch.cat([g.double().flatten() for g in own.metric.values()])
     return float(entries.log().mean().exp())
 
 

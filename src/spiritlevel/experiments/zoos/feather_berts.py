@@ -60,8 +60,8 @@ def convert_bert(source: str | Path, target: str | Path, *, heads: int | None = 
         source: the folder it lies in.
         target: the folder to write; ``config.json`` comes last, so that a half-written one is never taken for whole.
         heads: of each layer; by default one for 64 columns, as in all BERTs of Google's.
-        activation: of the perceptrons, by transformers' name: Google's code has GELU by tanh from May 2019 on, and so in
-            the version that these networks were made with; ``gelu`` for older ones.
+        activation: of the perceptrons, by transformers' name. Google's code has GELU by tanh from May 2019 on, and so
+            in the version that these networks were made with; ``gelu`` for older ones.
 
     Raises:
         CheckpointError: where there is no checkpoint, or not one of a BERT with a classifier.
