@@ -29,7 +29,7 @@ from real_zoo_files import (
     write_soups,
 )
 from spiritlevel.cli import main
-from spiritlevel.errors import ArgumentError, CheckpointError, DataError
+from spiritlevel.errors import ArgumentError, CheckpointError, ConfigError, DataError
 from spiritlevel.experiments.zoos import (
     clip_classifier,
     clip_crop,
@@ -40,8 +40,10 @@ from spiritlevel.experiments.zoos import (
     read_bundle,
 )
 from spiritlevel.experiments.zoos.images import MEAN, SPREAD, image_folder
-from spiritlevel.study import load_checkpoint, run_study
+from spiritlevel.study import StudyConfig, load_checkpoint, load_data, run_study
+from spiritlevel.study.session import MEASURED, Session
 from spiritlevel.study.settings_file import read_config
+from zoos import settings, write_zoo
 
 STUDIES = Path(__file__).parent.parent / "studies"
 
@@ -120,19 +122,19 @@ def test_the_sizes_of_a_soup_are_read_off_its_tensors() -> None:
 
 
 def test_geodesic_sharpness_sees_every_head_of_a_soup() -> None:
-    """Kills: attention in a form the library does not know. (Q, K) and (V, O) of every layer, and no drift along it."""
-    model = clip_classifier(soup_weights(0)).double()
-    images = torch.randn(4, 3, 224, 224, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    batch = (images, torch.tensor([0, 1, 2, 3]))
+    """Kills: attention in a form the library does not know, heads of another width."""
+    model = clip_classifier(soup_weights(0, layers=1)).double()
+    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    batch, few = (images, torch.tensor([0, 1])), sl.solvers.SphereAscent(steps=3)
     blocks = sl.find_symmetries(model)
-    assert len([b for b in blocks if "queries, keys" in b.name or "values, output" in b.name]) == 4
+    assert len([b for b in blocks if "queries, keys" in b.name or "values, output" in b.name]) == 2
     moved = copy.deepcopy(model)
     moved.load_state_dict(sl.move_along_orbit(model, blocks, seed=1, condition=30.0))
-    before, after = (sl.geodesic_sharpness(sl.Problem(m, [batch]), 0.02).value for m in (model, moved))
+    problems = [sl.Problem(m, [batch]) for m in (model, moved)]
+    before, after = (sl.geodesic_sharpness(p, 0.02, solver=few).value for p in problems)
     assert before == pytest.approx(after, rel=1e-6)
-    assert sl.adaptive_sharpness(sl.Problem(moved, [batch]), 0.2).value > 1.1 * (
-        sl.adaptive_sharpness(sl.Problem(model, [batch]), 0.2).value
-    )
+    plain, driven = (sl.adaptive_sharpness(p, 0.2, solver=few).value for p in problems)
+    assert driven > 1.1 * plain
 
 
 def test_half_precision_and_strange_files(tmp_path: Path) -> None:
@@ -438,6 +440,7 @@ def adapted(name: str, folder: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_study_of_the_soups_runs_to_a_report(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -457,6 +460,7 @@ def test_the_study_of_the_soups_runs_to_a_report(
     assert "imagenet-sketch" in (tmp_path / "report/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_study_of_the_berts_runs_to_a_report(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -479,3 +483,39 @@ def test_the_study_of_the_berts_runs_to_a_report(
         assert error == pytest.approx(float((says != right).double().mean()))
     assert main(["report", str(tmp_path / "feather_berts_mnli.db"), "--out", str(tmp_path / "report")]) == 0
     assert "hans" in (tmp_path / "report/report.html").read_text()
+
+
+def swapped(scores: torch.Tensor) -> torch.Tensor:
+    return scores.flip(-1)
+
+
+@pytest.mark.parametrize("count", [2, 9])  # one by one, and as many as are evaluated together
+def test_a_test_set_may_have_other_classes(tmp_path: Path, count: int) -> None:
+    """Kills: scores that are never turned, or on every set; sets that are evaluated together without them."""
+    write_zoo(tmp_path, count)
+    plain = settings(tmp_path, measures=["gradient-norm"])
+    before = run_study(StudyConfig.model_validate(plain))
+    plain["data"] = {**plain["data"], "scores": {"shifted": swapped}}
+    after = run_study(StudyConfig.model_validate(plain))
+    assert np.allclose(before.gen["shifted_error"] + after.gen["shifted_error"], 1)
+    assert (before.gen["iid_error"] == after.gen["iid_error"]).all()
+    with pytest.raises(ConfigError, match=r"expected scores for test sets out of iid, shifted; got 'other'"):
+        run_study({**plain, "data": {**plain["data"], "scores": {"other": swapped}}})
+
+
+def test_images_go_into_a_study_as_other_data_do(tmp_path: Path) -> None:
+    """Kills: the study's batch size or subset passed over, the same fingerprint for other cuts."""
+    write_images(tmp_path, WNIDS, 2, seed=0)
+    found = load_data(lambda: image_folder(tmp_path, WNIDS), batch_size=5)
+    assert [len(y) for _, y in found] == [5, 5, 2]
+    assert [len(y) for _, y in load_data(lambda: image_folder(tmp_path, WNIDS), 5, examples=6)] == [5, 1]
+    plain = {
+        "zoo": {"checkpoints": {"a": lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(150528, 6))}},
+        "data": {"train": lambda: image_folder(tmp_path, WNIDS), "subset": 7},
+        "measures": ["gradient-norm"],
+        "batches": {"size": 4},
+    }
+    session = Session(StudyConfig.model_validate(plain))
+    assert [len(y) for _, y in session.sets[MEASURED]] == [4, 3]
+    assert int(torch.cat([y for _, y in session.sets[MEASURED]]).max()) > 3
+    assert len(set(session.fingerprints.values())) == 2

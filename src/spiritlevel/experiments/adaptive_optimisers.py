@@ -208,7 +208,8 @@ def _draw(setting: Setting, zoos: Zoos) -> Figure:
         axis.set(xscale="log", title=network, xlabel="Adam over SGD, 95 % over seeds", yticks=range(len(shown)))
         axis.set_yticklabels(shown)
         axis.invert_yaxis()
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    if axes[0, 0].get_legend_handles_labels()[0]:
+        axes[0, 0].legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -63,7 +63,7 @@ class Setting:
     networks: tuple[str, ...] = ("LeNet", "small ViT")
     seeds: int = 5
     pilots: int = 1
-    limit: int = 1500
+    limit: int = 1000
     samples: int = 40
     steps: int = 8
     probes: int = 2
