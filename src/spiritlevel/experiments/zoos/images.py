@@ -148,7 +148,7 @@ def _decoded(folder: Path, files: Sequence[Path], pixels: int) -> tuple[Path, st
 def _write(path: Path, files: Sequence[Path], pixels: int) -> str:
     """Decode in as many threads as torch has; returns the hash."""
     total = hashlib.sha256()
-    out = np.lib.format.open_memmap(path, "w+", np.uint8, (len(files), pixels, pixels, 3))  # type: ignore[no-untyped-call]
+    out = np.lib.format.open_memmap(path, "w+", np.uint8, (len(files), pixels, pixels, 3))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool, progress("decoding", len(files)) as advance:
         for i in range(0, len(files), 256):  # ours: few enough to wait for, many enough to share out
             for j, crop in enumerate(pool.map(lambda p: _read(p, pixels), files[i : i + 256]), i):
