@@ -2,6 +2,7 @@
 
 from spiritlevel.experiments import (
     adam_sparse,
+    adaptive_optimisers,
     reparam_figure2,
     reparam_laplace,
     reparam_ntk,
@@ -17,6 +18,7 @@ __all__ = [
     "Experiment",
     "Report",
     "adam_sparse",
+    "adaptive_optimisers",
     "reparam_figure2",
     "reparam_laplace",
     "reparam_ntk",

@@ -95,7 +95,7 @@ class Ahead:
             return {}
         known = list(found.values())
         for name in self._session.sets:
-            if name != MEASURED:
+            if name != MEASURED and name not in self._session.config.data.scores:
                 self._fill(known, lambda name=name: self._scores(models, name))  # type: ignore[misc]
         self._fill(known, lambda: self._measured(models))
         return found

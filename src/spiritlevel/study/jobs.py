@@ -195,6 +195,8 @@ def jobs_of(session: Session, radii: Mapping[str, tuple[float, ...]]) -> tuple[J
         name: {**common, "errors": config.data.errors, "data": session.fingerprints[name]}
         for name in (TRAIN, *config.data.tests)
     }
+    for name, given in config.data.scores.items():
+        scores[name]["scores"] = identity(given)
     jobs: list[Job] = [_ScoreJob(n, s, scores[TRAIN], config.data.errors) for n, s in scores.items()]
     jobs.append(_NormJob(identity(config.zoo.builder)))
     for m in config.measures:

@@ -50,8 +50,8 @@ def run_study(
     Args:
         config: a YAML file, or settings made in Python (`StudyConfig` or a dict like it).
         store: the file for the results; by default the configuration's.
-        engine: ``serial``, ``processes``, ``ray`` or ``ranks``; by default the configuration's, and ``ranks`` under torchrun,
-            where all processes run the same call, the first of them writes, and all return the table.
+        engine: ``serial``, ``processes``, ``ray`` or ``ranks``; by default the configuration's, and ``ranks`` under
+            torchrun, where all processes run the same call, the first of them writes, and all return the table.
         retry_failed: try again what failed before. What failed because of a file is tried again by itself when the
             file has changed.
         show_progress: force the progress bar on or off.

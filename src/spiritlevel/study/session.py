@@ -25,7 +25,7 @@ from spiritlevel.core.tensors import all_finite, norm
 from spiritlevel.errors import ArgumentError, CheckpointError, DataError
 from spiritlevel.problem import DistributedProblem, Problem
 from spiritlevel.study.config import StudyConfig
-from spiritlevel.study.data import ArrayBatches, load_data
+from spiritlevel.study.data import ArrayBatches, Examples, load_data
 from spiritlevel.study.members import Checkpoint
 from spiritlevel.study.references import is_reference, load_function
 
@@ -71,7 +71,8 @@ class Session:
         self.sets: dict[str, Iterable[Any]] = {TRAIN: self._load("train", config.data.train)}
         self.sets |= {name: self._load(f"tests.{name}", source) for name, source in config.data.tests.items()}
         self.sets[MEASURED] = self._measured()
-        self.loss = _loss(config)
+        self.loss = _function(config.loss.function)
+        self._scores = {name: _function(given) for name, given in config.data.scores.items()}
 
     def _load(self, key: str, source: Any) -> Iterable[Any]:
         if isinstance(source, Path) or (isinstance(source, str) and not is_reference(source)):
@@ -86,7 +87,7 @@ class Session:
         data, train = self.config.data, self.sets[TRAIN]
         if data.subset is None:
             return train
-        if isinstance(train, ArrayBatches):
+        if isinstance(train, ArrayBatches | Examples):
             return train.chosen(data.subset, data.subset_seed)
         return load_data(train, self.config.batches.size, data.subset)
 
@@ -112,6 +113,11 @@ class Session:
             normalize_logits=config.loss.normalize_logits,
             micro_batch=config.batches.micro,
         )
+
+    def judge(self, model: nn.Module, name: str) -> Problem:
+        """A model on one of the sets, with scores for the classes of that set."""
+        scores = self._scores.get(name)
+        return self.problem(model if scores is None else _Rescored(model, scores), self.sets[name])
 
     def load(self, checkpoint: Checkpoint) -> Bench:
         """A checkpoint, ready to be measured."""
@@ -172,9 +178,22 @@ class Bench:
     def scores(self, name: str) -> Scores:
         """Loss and errors on one set; one pass, the first time."""
         if name not in self._scores:
-            problem = self.session.problem(self.model, self.session.sets[name])
+            problem = self.session.judge(self.model, name)
             self._scores[name] = _scores(problem, self.session.config.data.errors)
         return self._scores[name]
+
+
+class _Rescored(nn.Module):
+    """A network whose scores are turned into those of other classes; a loss of its own it is not asked for."""
+
+    def __init__(self, model: nn.Module, scores: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self._scores = model, scores
+
+    def forward(self, *inputs: Any, labels: Any = None, **named: Any) -> Tensor:
+        del labels
+        out: Tensor = self._scores(logits_of(self.model(*inputs, **named)))
+        return out
 
 
 def _scores(problem: Problem, errors: bool) -> Scores:
@@ -225,8 +244,7 @@ def _misses(problem: Problem, output: Any, batch: Any) -> int:
     return int(((scores.argmax(-1) != targets) & (targets != IGNORED)).sum())
 
 
-def _loss(config: StudyConfig) -> Callable[..., Any] | nn.Module | None:
-    given = config.loss.function
+def _function(given: str | Callable[..., Any] | None) -> Callable[..., Any] | None:
     return load_function(given) if isinstance(given, str) else given
 
 
@@ -256,6 +274,8 @@ def _device(config: StudyConfig) -> torch.device:
 
 
 def _fingerprint(batches: Iterable[Any]) -> str:
+    if isinstance(batches, Examples):
+        return batches.fingerprint
     total = hashlib.sha256()
     for batch in batches:
         keys = sorted(map(str, batch)) if isinstance(batch, Mapping) else []
