@@ -35,16 +35,54 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     torch's fused inference path of transformer layers is off, so that values are the same with and without gradients.
     """
     flags = [(m, m.training) for m in model.modules()]
+    own = [(m, {k: m.__dict__.get(k) for k in _ATTACHED}) for m, _ in flags if _is_dora(m)]
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         for m, _ in flags:
             m.training = False
+        for m, _ in own:
+            m.__dict__.update(_attached(m))
         torch.backends.mha.set_fastpath_enabled(False)
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        for m, before in own:
+            for key, value in before.items():
+                m.__dict__.pop(key, None)
+                if value is not None:
+                    m.__dict__[key] = value
         for m, flag in flags:
             m.training = flag
+
+
+_ATTACHED = ("forward", "_cache_get", "_cache_store")
+
+
+def _is_dora(module: nn.Module) -> bool:
+    """Whether this is the part of peft's DoRA that divides by the norm of the adapted weight."""
+    return hasattr(module, "get_weight_norm") and hasattr(module, "get_lora_weight")
+
+
+class _Attached(TorchFunctionMode):
+    """Nothing is cut off from the graph."""
+
+    def __torch_function__(
+        self, f: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return args[0] if f is Tensor.detach else f(*args, **(kwargs or {}))
+
+
+def _attached(module: nn.Module) -> dict[str, Any]:
+    """DoRA as a function of its weights: peft leaves the norm out of backward passes (a saving in training, DoRA Sec.
+    4.3), so that its gradient is not that of its own loss; and it can keep the norm of other weights in a cache.
+    """  # noqa: D205
+    forward = module.forward
+
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        with _Attached():
+            return forward(*args, **kwargs)
+
+    return {"forward": whole, "_cache_get": lambda key, default=None: default, "_cache_store": lambda key, value: None}
 
 
 @contextmanager
