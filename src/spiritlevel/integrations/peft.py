@@ -58,7 +58,9 @@ def adapter_parameters(
             raise ArgumentError(
                 f"expected an active adapter, got {name!r}, which takes no part: model.set_adapter({name!r}) first"
             )
-    own = {n for layer, m in layers.items() for a, path in _containers(m) if a in chosen for n in _under(layer, m, path)}
+    own = {
+        n for layer, m in layers.items() for a, path in _containers(m) if a in chosen for n in _under(layer, m, path)
+    }
     own |= _biases(model, layers, chosen)
     if base:
         others = {n for layer, m in layers.items() for _, path in _containers(m) for n in _under(layer, m, path)}
@@ -108,7 +110,10 @@ def load_adapter(folder: str | Path, base: str | Path | Callable[[], nn.Module] 
 
 def base_folder(folder: Path, base: str | Path | None = None) -> Path | None:
     """The local folder of an adapter's base, where there is one."""
-    named = _config(folder).get("base_model_name_or_path") if base is None else base
+    try:
+        named = _config(folder).get("base_model_name_or_path") if base is None else base
+    except CheckpointError:
+        return None
     places = [Path(str(named)), folder / str(named)] if named else []
     return next((p for p in places if (p / "config.json").is_file()), None)
 
@@ -147,7 +152,7 @@ def _library() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """peft's warnings, kept to be looked at."""
+    """Peft's warnings, kept to be looked at."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         yield said

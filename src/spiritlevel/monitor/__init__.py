@@ -5,7 +5,7 @@ from spiritlevel.monitor.log import LogWriter, Reading, RunLog, read_log
 from spiritlevel.monitor.monitor import DEFAULT, Monitor, Sink
 from spiritlevel.monitor.probes import PROBES, Catalogued, Probe, Rise, TopEigenvalue
 from spiritlevel.monitor.untouched import untouched
-from spiritlevel.monitor.view import LiveView, LogView
+from spiritlevel.monitor.view import LiveView, LogView, follow
 
 __all__ = [
     "DEFAULT",
@@ -21,6 +21,7 @@ __all__ = [
     "RunLog",
     "Sink",
     "TopEigenvalue",
+    "follow",
     "from_loader",
     "read_log",
     "untouched",

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,11 +31,11 @@ DEFAULT = ("geodesic", "adaptive")
 """What is measured when nothing is named. Gradient norm and loss come with the first."""
 
 Sink = Callable[[Mapping[str, float], int], object]
-"""Takes named numbers and the step: a trainer's logger, `mlflow.log_metrics`, ... (`spiritlevel.integrations.loggers`)."""
+"""Takes named numbers and the step: `mlflow.log_metrics`, those of `spiritlevel.integrations.loggers`, ..."""
 
 _PREFIX = "flatness/"
 _TWICE = 2.0  # a stretched interval is said again when it has changed by this factor
-_SET_UP = 4  # gradients the set-up costs: two passes over the batch, finding symmetries and testing them
+_SET_UP = 4  # gradients the set-up costs: three passes over the batch, finding symmetries and testing them
 _PASS = 3.0  # a forward and backward pass in forward passes (the backward pass costs two)
 
 
@@ -129,15 +130,13 @@ class Monitor:
     @property
     def settings(self) -> dict[str, Any]:
         """What fixes the readings, as plain data."""
-        from spiritlevel import __version__
-
         return {
             "model": type(self.model).__name__,
             "measures": [p.name for p in self.probes],
             "probes": [str(p) for p in self.probes],
             "every": self.every,
             "budget": self.budget.limit,
-            "spiritlevel": __version__,
+            "spiritlevel": version("spiritlevel"),
             "torch": torch.__version__,
         }
 
@@ -215,9 +214,11 @@ class Monitor:
         def make() -> None:
             problem = self._make()
             _refuse_sharded(self.model)
-            began = time.perf_counter()
             problem.check()
-            self._prior = (time.perf_counter() - began) / 2  # it passes over the data twice
+            weights, began = problem.weights, time.perf_counter()
+            for batch in problem.batches():  # once more: the first passes also make what later ones find made
+                problem.value(weights, batch)
+            self._prior = time.perf_counter() - began
             self._problem = problem
 
         with untouched(self.model):

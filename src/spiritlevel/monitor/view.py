@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -11,15 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from spiritlevel.core.display import Displayed
-from spiritlevel.monitor.log import Reading, RunLog
+from spiritlevel.monitor.log import Reading, RunLog, read_log
 
 if TYPE_CHECKING:
     from spiritlevel.monitor.monitor import Monitor
 
-__all__ = ["LiveView", "LogView", "spark"]
+__all__ = ["LiveView", "LogView", "follow", "spark"]
 
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 32
+_WIDTH = 18
 _NOTES = 3  # of the last, shown
 
 
@@ -63,16 +65,16 @@ class LogView(Displayed):
             return Group(Text(f"{self._title}: no reading yet", style="bold"), *self._said())
         last = self._readings[-1]
         head = Text.assemble(
-            (self._title, "bold"), f"  step {last.step:,}  {len(self._readings)} readings  ",
-            f"{last.share:.1%} of training time  {last.seconds:.2g} s a reading  ", (self._state, "green"),
+            (self._title, "bold"), f"  step {last.step:,}, {len(self._readings)} readings of {last.seconds:.2g} s, ",
+            f"{last.share:.1%} of training time  ", (self._state, "green"),
         )  # fmt: skip
         return Group(head, self._table(last), *self._said())
 
     def _table(self, last: Reading) -> Table:
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-        table.add_column("measure", no_wrap=True)
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("measure", no_wrap=True, overflow="ellipsis")
         for column in ("now", "lowest", "highest"):
-            table.add_column(column, justify="right", no_wrap=True)
+            table.add_column(column, justify="right", no_wrap=True, min_width=9)
         table.add_column("so far", no_wrap=True, style="cyan")
         table.add_column("how it ended", overflow="ellipsis", no_wrap=True)
         names = dict.fromkeys(n for r in self._readings for n in (*r.values, *r.failures))
@@ -115,3 +117,14 @@ class LiveView:
         if self._live.is_started:
             self._live.update(LogView(self._monitor.readings, self._title, self._monitor.notes, "ended"), refresh=True)
             self._live.stop()
+
+
+def follow(path: Path, console: Console, every: float = 2.0) -> None:
+    """Show a log and look at the file again and again, until it says that training has ended."""
+    log = read_log(path)
+    with Live(LogView.of(log), console=console, auto_refresh=False) as live:
+        while not log.ended:
+            live.update(LogView.of(log), refresh=True)
+            time.sleep(every)
+            log = read_log(path)
+        live.update(LogView.of(log), refresh=True)
