@@ -17,6 +17,7 @@ import spiritlevel as sl
 from bench import costs
 from bench.curvature import curvature
 from bench.ensemble import ensemble
+from bench.monitor import monitor
 from bench.optim import optim
 from bench.reparam import reparam
 from bench.solvers import QUOTIENT_RADII, solvers
@@ -29,6 +30,7 @@ _COSTS = {
     "certificate": costs.certificate,
     "curvature": curvature,
     "ensemble": ensemble,
+    "monitor": monitor,
     "optim": optim,
     "reparam": reparam,
 }

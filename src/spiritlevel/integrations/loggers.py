@@ -55,15 +55,21 @@ def mlflow(run: Any, client: Any) -> Sink:
 def wandb(run: Any) -> Sink:
     """A sink for a run of Weights & Biases, online or offline.
 
-    The numbers have an axis of their own, ``flatness/step``, and join the row the run is at: its own counter, which
-    other calls of ``run.log`` move on, is left alone.
+    The numbers have an axis of their own, ``flatness/step``, and join the row the run is at: its own counter is left
+    to other calls of ``run.log``, and moved on only where none came since the last reading, which is in that row.
     """
     _has(run, "define_metric", "a run, as from wandb.init()")
     run.define_metric(_STEP, hidden=True)
     run.define_metric("flatness/*", step_metric=_STEP)
 
+    row: int | None = None
+
     def wandb_run(values: Mapping[str, float], step: int) -> None:
+        nonlocal row
+        if run.step == row:
+            run.log({}, commit=True)
         run.log({**values, _STEP: step}, commit=False)
+        row = run.step
 
     return wandb_run
 

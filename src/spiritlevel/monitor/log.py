@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any
 
 from spiritlevel.core.results import plain
 from spiritlevel.errors import DataError, StoreError
@@ -103,9 +103,7 @@ class LogWriter:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _check_ours(self.path)
-            self._file: TextIO = self.path.open("a", encoding="utf-8", buffering=1 << 16)
-            if _torn(self.path):
-                self._file.write("\n")
+            self._write("\n" if self.path.exists() and _torn(self.path) else "")
         except OSError as error:
             raise StoreError(f"expected a log that can be written at {path}, but {error}: name another file") from error
 
@@ -126,18 +124,11 @@ class LogWriter:
         self._line("end", {"step": step, "time": time.time()})
 
     def _line(self, kind: str, content: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps({"kind": kind, **plain(content)}, allow_nan=False) + "\n")
-        self._file.flush()
+        self._write(json.dumps({"kind": kind, **plain(content)}, allow_nan=False) + "\n")
 
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _write(self, text: str) -> None:
+        with self.path.open("ab", buffering=0) as file:  # one write, and nothing left open between readings
+            file.write(text.encode())
 
 
 def _check_ours(path: Path) -> None:

@@ -315,14 +315,13 @@ class Monitor:
                 self._guarded("closing a logger", close)
         if self._log is not None:
             log, self._log = self._log, None
-            self._guarded("the log", lambda: (log.end(self._steps), log.close()))
+            self._guarded("the log", lambda: log.end(self._steps))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None and self._log is not None:  # no end: training broke off
-            self._log.close()
+        if kind is not None:  # no end: training broke off
             self._log = None
         self.close()
 
