@@ -16,7 +16,6 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.func import functional_call
 
 import spiritlevel as sl
 from spiritlevel.cli import main
@@ -114,8 +113,9 @@ def test_gradients_are_those_of_the_loss_itself(kind: str) -> None:
     h = 1e-5
     slope = (objective.value(direction * h) - objective.value(-direction * h)) / (2 * h)
     assert float(gradient @ direction) == pytest.approx(slope, rel=1e-5, abs=1e-9)
-    plain = functional_call(model, dict(model.named_parameters()), (), batch).loss
-    assert float(plain) == pytest.approx(problem.value(problem.weights, batch), abs=1e-12)
+    with torch.no_grad():
+        plain = float(model(**batch).loss)
+    assert plain == pytest.approx(problem.value(problem.weights, batch), abs=1e-12)
     for module in model.modules():  # nothing of ours stays in the model
         assert not {"forward", "_cache_get", "_cache_store"} & set(vars(module))
 
@@ -298,7 +298,7 @@ def test_a_study_over_adapters(zoo: Path) -> None:
     from spiritlevel.study.settings_file import read_config
 
     (zoo / "study.yaml").write_text(
-        "zoo:\n  checkpoints: adapters/*\ndata:\n  train: data.npz\nmeasures: [{name: geodesic, rho: [0.1]}]\n"
+        "zoo:\n  checkpoints: adapters/*\ndata:\n  train: data.npz\nmeasures: [{measure: geodesic, rho: [0.1]}]\n"
     )
     table = run_study(read_config(zoo / "study.yaml"), engine="serial")
     assert table.names == ("dora-2", "lora-0", "rslora-1")
@@ -323,13 +323,14 @@ def test_networks_with_other_numbers_in_their_modules_are_not_run_as_one() -> No
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("bits", [8, 4])
 def test_adapters_on_a_quantised_base(tmp_path: Path, bits: int) -> None:
-    """Real int8 and nf4 weights of bitsandbytes under a real adapter: the model's own loss, and flat along the orbit."""
+    """Real int8 and nf4 weights of bitsandbytes under an adapter: the model's own loss, and flat along the orbit."""
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     shape = {**SHAPE, "hidden_size": 64, "intermediate_size": 64}
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**shape, initializer_range=0.1))
     model.save_pretrained(tmp_path)
     how = {"load_in_8bit": True} if bits == 8 else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    how["llm_int8_skip_modules"] = ["classifier"]  # three rows are none of its kernels' business
     quantised = transformers.AutoModelForSequenceClassification.from_pretrained(
         tmp_path, quantization_config=transformers.BitsAndBytesConfig(**how), device_map="cpu"
     )

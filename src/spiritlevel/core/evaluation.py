@@ -161,10 +161,12 @@ def forward(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     """What the model returns for a batch at the given weights; the other parameters are as they are.
 
     Buffers go in as copies, so that a forward pass that changes them changes nothing of the user's. Half-precision
-    parameters and buffers go in as float32.
+    parameters and buffers go in as float32. Parameters of a class of their own (quantised ones) stay where they are: a
+    copy would lose what they carry beside their numbers.
     """
     given = {n: widen(b.detach().clone()) for n, b in model.named_buffers()}
-    given |= {n: widen(p.detach()) for n, p in model.named_parameters() if n not in weights}
+    others = {n: p for n, p in model.named_parameters() if n not in weights}
+    given |= {n: widen(p.detach()) for n, p in others.items() if type(p) is nn.Parameter}
     args, kwargs = model_inputs(batch, natural_dtype(weights.values()))
     with evaluating(model), explained("the model's forward pass"):
         return functional_call(model, {**given, **weights}, args, kwargs, tie_weights=True)

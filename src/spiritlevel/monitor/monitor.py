@@ -34,7 +34,7 @@ Sink = Callable[[Mapping[str, float], int], object]
 """Takes named numbers and the step: `mlflow.log_metrics`, those of `spiritlevel.integrations.loggers`, ..."""
 
 _PREFIX = "flatness/"
-_TWICE = 2.0  # a stretched interval is said again when it has changed by this factor
+_CHANGED = 1.5  # a stretched interval is said again when it has changed by this factor
 _SET_UP = 4  # gradients the set-up costs: three passes over the batch, finding symmetries and testing them
 _PASS = 3.0  # a forward and backward pass in forward passes (the backward pass costs two)
 
@@ -195,7 +195,7 @@ class Monitor:
         """Say how far apart readings are, where that is not what was asked for."""
         wanted = -(-self.budget.interval(cost, each) // self.every) * self.every
         before = self._interval or self.every
-        if not before / _TWICE < wanted < before * _TWICE and each > 0:
+        if not before / _CHANGED < wanted < before * _CHANGED and each > 0:
             self._interval = wanted
             self.say(
                 f"a reading takes about {cost:.2g} s and a training step {each:.2g} s: readings about every {wanted} "

@@ -23,10 +23,11 @@ function curve(name) {
       "stroke-width": 2, d: `M${(x(D.steps[i]) - 4).toFixed(1)} ${box.bottom - 8}l8 8m0 -8l-8 8` },
     svg("title", {}, `failed at step ${D.steps[i]}`)));
   }
-  const ring = svg("circle", { class: "ring", r: 6, cx: -99, cy: -99 });
+  const ring = svg("circle", { class: "ring", r: 6, visibility: "hidden" });
   chart.append(ring);
   pointed(chart, points, (p, event) => {
-    ring.setAttribute("cx", p ? p.x : -99); ring.setAttribute("cy", p ? p.y : -99);
+    ring.setAttribute("visibility", p ? "visible" : "hidden");
+    if (p) { ring.setAttribute("cx", p.x); ring.setAttribute("cy", p.y); }
     state.measure = name;
     tell(p ? words(p.i) : null, event);
   });
