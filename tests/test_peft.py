@@ -324,7 +324,6 @@ def test_networks_with_other_numbers_in_their_modules_are_not_run_as_one() -> No
 @pytest.mark.parametrize("bits", [8, 4])
 def test_adapters_on_a_quantised_base(tmp_path: Path, bits: int) -> None:
     """Real int8 and nf4 weights of bitsandbytes under an adapter: the model's own loss, and flat along the orbit."""
-    pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     shape = {**SHAPE, "hidden_size": 64, "intermediate_size": 64}
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**shape, initializer_range=0.1))
