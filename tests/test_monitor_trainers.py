@@ -59,7 +59,7 @@ def hugging(folder: Path, monitored: bool = True, **more: Any) -> Any:
     """A Trainer with dropout, augmentation and shuffling, and a callback that reads after every step."""
     resume = more.pop("resume", None)
     settings = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "save_strategy": "no", "report_to": []}
-    quiet = {"disable_tqdm": True, "use_cpu": True, "logging_strategy": "no", "seed": 0, "learning_rate": 1e-2}
+    quiet = {"disable_tqdm": True, "use_cpu": True, "logging_steps": 1, "seed": 0, "learning_rate": 1e-2}
     arguments = transformers.TrainingArguments(output_dir=str(folder), **{**settings, **quiet, **more})
     trainer = transformers.Trainer(Classifier(), arguments, train_dataset=Augmented())
     if monitored:
@@ -74,6 +74,11 @@ def end(trainer: Any) -> list[Tensor]:
     return [*trainer.model.state_dict().values(), *kept, torch.get_rng_state()]
 
 
+def losses(trainer: Any) -> list[float]:
+    """What the Trainer logs of itself."""
+    return [h["loss"] for h in trainer.state.log_history if "loss" in h]
+
+
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
@@ -85,10 +90,12 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
     ids=["plain", "mixed and accumulated", "workers"],
 )
 def test_the_trainer_of_transformers_trains_the_same(tmp_path: Path, how: dict[str, Any]) -> None:
-    """Kills: iterating the training loader for the fixed batch, random states that are not put back."""
+    """Kills: iterating the training loader for the fixed batch, random states that are not put back, numbers that are
+    logged in the place of the Trainer's own."""
     trainer = hugging(tmp_path, **how)
     after = end(trainer)
-    assert same(after, end(hugging(tmp_path / "without", monitored=False, **how)))
+    without = hugging(tmp_path / "without", monitored=False, **how)
+    assert same(after, end(without))
     steps = 12 // how.get("gradient_accumulation_steps", 1)
     log = read_log(tmp_path / "log.jsonl")
     assert [r.step for r in log.readings] == list(range(1, steps + 1))
@@ -96,6 +103,8 @@ def test_the_trainer_of_transformers_trains_the_same(tmp_path: Path, how: dict[s
     assert log.failures == []
     assert {"learning rate", "epoch"} == set(log.readings[-1].facts)
     logged = [h for h in trainer.state.log_history if "flatness/geodesic_0.1" in h]
+    assert losses(trainer) == losses(without)
+    assert len(losses(trainer)) == steps
     assert [h["step"] for h in logged] == list(range(1, steps + 1))
     assert logged[-1]["flatness/loss"] == pytest.approx(log.readings[-1].values["loss"])
 

@@ -35,32 +35,38 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     torch's fused inference path of transformer layers is off, so that values are the same with and without gradients.
     """
     flags = [(m, m.training) for m in model.modules()]
-    own = [(m, {k: m.__dict__.get(k) for k in _ATTACHED}) for m, _ in flags if _is_dora(m)]
+    others = [(m, instead) for m, _ in flags if (instead := _instead(m))]
+    before = [{k: m.__dict__[k] for k in instead if k in m.__dict__} for m, instead in others]
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         for m, _ in flags:
             m.training = False
-        for m, _ in own:
-            m.__dict__.update(_attached(m))
+        for m, instead in others:
+            m.__dict__.update(instead)
         torch.backends.mha.set_fastpath_enabled(False)
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        for m, before in own:
-            for key, value in before.items():
-                m.__dict__.pop(key, None)
-                if value is not None:
-                    m.__dict__[key] = value
+        for (m, instead), own in zip(others, before, strict=True):
+            for key in instead:
+                del m.__dict__[key]
+            m.__dict__.update(own)
         for m, flag in flags:
             m.training = flag
 
 
-_ATTACHED = ("forward", "_cache_get", "_cache_store")
+_PACKING = "support_avx512bf16_for_cpu"
 
 
-def _is_dora(module: nn.Module) -> bool:
-    """Whether this is the part of peft's DoRA that divides by the norm of the adapted weight."""
-    return hasattr(module, "get_weight_norm") and hasattr(module, "get_lora_weight")
+def _instead(module: nn.Module) -> dict[str, Any]:
+    """Attributes that a module has otherwise while it is evaluated."""
+    if hasattr(module, "get_weight_norm") and hasattr(module, "get_lora_weight"):
+        return _attached(module)
+    if getattr(
+        module, _PACKING, False
+    ):  # bitsandbytes repacks 4-bit weights in evaluation, for passes without gradients
+        return {_PACKING: False}
+    return {}
 
 
 class _Attached(TorchFunctionMode):

@@ -105,7 +105,11 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]  # transformers ha
     def _to_trainer(self, values: Mapping[str, float], step: int) -> None:
         del step  # the trainer knows
         if self.trainer is not None:
-            self.trainer.log(dict(values))
+            due = self.trainer.control.should_log
+            try:
+                self.trainer.log(dict(values))
+            finally:
+                self.trainer.control.should_log = due  # to log is to have logged: the loss would be left out
 
 
 def watch(

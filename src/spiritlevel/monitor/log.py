@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -156,39 +156,51 @@ def read_log(path: str | Path) -> RunLog:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"expected a monitor's log at {path}, but it cannot be read: {error}") from error
-    log, whole = RunLog(path), 0
+    found = _Lines()
     for i, line in enumerate(lines):
         if not line.strip():
             continue
         try:
             content = json.loads(line)
-            log = _added(log, content.pop("kind"), content)
-            whole += 1
+            found.add(content.pop("kind"), content)
         except (ValueError, KeyError, TypeError, AttributeError):
-            being_written = i == len(lines) - 1
-            log = log if being_written else replace(log, damaged=log.damaged + 1)
-    if not whole:
+            found.damaged += i < len(lines) - 1  # the last may be being written
+    if not found.whole:
         raise DataError(
             f"expected a monitor's log (a JSON object a line, the first of kind 'start'), got no such line in {path}"
         )
-    return log
+    return RunLog(
+        path, tuple(found.readings), tuple(found.starts), tuple(found.notes), found.ended, found.dropped, found.damaged
+    )
 
 
-def _added(log: RunLog, kind: str, content: dict[str, Any]) -> RunLog:
-    """The log with one more line."""
-    if kind == "start":
-        step = int(content["step"])
-        kept = tuple(r for r in log.readings if r.step <= step)
-        notes = tuple(n for n in log.notes if n[0] <= step)
-        dropped = log.dropped + len(log.readings) - len(kept)
-        starts = (*log.starts, content)
-        return replace(log, readings=kept, notes=notes, starts=starts, ended=False, dropped=dropped)
-    if kind == "reading":
-        values = {n: float(v) for n, v in content.pop("values").items()}
-        fields = {k: content[k] for k in Reading.__dataclass_fields__ if k in content}
-        reading = Reading(values={n: v for n, v in values.items() if math.isfinite(v)}, **fields)
-        before = log.readings if not log.readings or log.readings[-1].step != reading.step else log.readings[:-1]
-        return replace(log, readings=(*before, reading))
-    if kind == "note":
-        return replace(log, notes=(*log.notes, (int(content["step"]), str(content["text"]))))
-    return replace(log, ended=True) if kind == "end" else log
+class _Lines:
+    """What the lines so far say."""
+
+    def __init__(self) -> None:
+        self.readings: list[Reading] = []
+        self.starts: list[dict[str, Any]] = []
+        self.notes: list[tuple[int, str]] = []
+        self.ended, self.dropped, self.damaged, self.whole = False, 0, 0, 0
+
+    def add(self, kind: str, content: dict[str, Any]) -> None:
+        """One more line."""
+        if kind == "start":
+            step, before = int(content["step"]), len(self.readings)
+            self.readings = [r for r in self.readings if r.step <= step]
+            self.notes = [n for n in self.notes if n[0] <= step]
+            self.dropped += before - len(self.readings)
+            self.starts.append(content)
+            self.ended = False
+        elif kind == "reading":
+            values = {n: float(v) for n, v in content.pop("values").items()}
+            fields = {k: content[k] for k in Reading.__dataclass_fields__ if k in content}
+            reading = Reading(values={n: v for n, v in values.items() if math.isfinite(v)}, **fields)
+            if self.readings and self.readings[-1].step == reading.step:
+                self.readings.pop()
+            self.readings.append(reading)
+        elif kind == "note":
+            self.notes.append((int(content["step"]), str(content["text"])))
+        elif kind == "end":
+            self.ended = True
+        self.whole += 1
