@@ -17,7 +17,7 @@ import spiritlevel as sl
 from bench import costs
 from bench.curvature import curvature
 from bench.ensemble import ensemble
-from bench.monitor import monitor
+from bench.monitor import monitor, readings
 from bench.optim import optim
 from bench.reparam import reparam
 from bench.solvers import QUOTIENT_RADII, solvers
@@ -31,6 +31,7 @@ _COSTS = {
     "curvature": curvature,
     "ensemble": ensemble,
     "monitor": monitor,
+    "monitor readings": readings,
     "optim": optim,
     "reparam": reparam,
 }

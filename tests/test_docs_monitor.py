@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import spiritlevel as sl
 from test_monitor_trainers import Augmented, Classifier, Lit, network
-from test_peft import base, tokens
+from test_peft import adapted, base, tokens
 
 PAGES = Path(__file__).parent.parent / "docs"
 BLOCKS = [
@@ -39,6 +39,7 @@ class Writer:
 def names(page: str, folder: Path) -> dict[str, Any]:
     """What the blocks take for granted."""
     if page == "peft.md":
+        adapted(task_type="SEQ_CLS").save_pretrained(folder / "runs" / "adapter")
         return {"sl": sl, "model": base(), "batches": [tokens()]}
     g = torch.Generator().manual_seed(0)
     data = TensorDataset(torch.randn(24, 4, generator=g), torch.randint(3, (24,), generator=g))

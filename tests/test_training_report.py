@@ -59,7 +59,7 @@ def test_words_say_what_happened(log: Path) -> None:
 def test_files(log: Path, tmp_path: Path) -> None:
     written = training_report(read_log(log)).write(tmp_path / "out", ("png", "svg"))
     assert [p.name for p in written] == ["report.html", "curves.csv", "report.json", "curves.png", "curves.svg"]
-    rows = list(csv.DictReader((tmp_path / "out" / "curves.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "out" / "curves.csv").read_text().splitlines()))
     assert [int(r["step"]) for r in rows] == list(range(10, 130, 10))
     assert rows[3]["geodesic@0.1"] == ""
     assert float(rows[0]["loss"]) == 2.0

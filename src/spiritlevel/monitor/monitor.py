@@ -13,14 +13,15 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-import spiritlevel.monitor.fixed as fixed
 from spiritlevel.core.results import Measurement
 from spiritlevel.core.tensors import same_device
 from spiritlevel.errors import ArgumentError, ModelError
 from spiritlevel.monitor.budget import Budget
+from spiritlevel.monitor.fixed import fixed_batches
 from spiritlevel.monitor.log import LogWriter, Reading
 from spiritlevel.monitor.probes import Memory, Probe, probes_of
 from spiritlevel.monitor.untouched import inner, untouched
+from spiritlevel.monitor.view import LiveView
 from spiritlevel.problem import Problem
 
 __all__ = ["DEFAULT", "Monitor", "Sink"]
@@ -97,8 +98,8 @@ class Monitor:
         self.probes = probes_of(measures)
         self.readings: list[Reading] = []
         self.notes: list[tuple[int, str]] = []
-        self._batches = fixed.fixed_batches(batches)
-        names = list(parameters) if isinstance(parameters, Iterable) else parameters
+        self._batches = fixed_batches(batches)
+        names = list(parameters) if isinstance(parameters, Iterable) and not isinstance(parameters, str) else parameters
         self._make = lambda: Problem(self.model, self._batches, loss, names, micro_batch=micro_batch)
         self._make()  # wrong settings are an error now, not a failure in the middle of training
         self._problem: Problem | None = None
@@ -110,8 +111,6 @@ class Monitor:
         self._log = LogWriter(log) if log is not None and self._writes else None
         self._started = False
         if live and self._writes:
-            from spiritlevel.monitor.view import LiveView
-
             self._sinks.append(LiveView(self))
 
     @property
