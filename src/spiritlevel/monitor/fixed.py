@@ -42,7 +42,8 @@ def from_loader(loader: Any, examples: int | None = None) -> list[Any]:
         loader: a DataLoader over a dataset that can be indexed.
         examples: how many; by default the loader's batch size.
     """
-    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+    dataset: Any = getattr(loader, "dataset", None)
+    collate: Any = getattr(loader, "collate_fn", None)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or collate is None:
         raise DataError(
             "expected a DataLoader over a dataset that can be indexed, to take a fixed batch from; got "

@@ -32,7 +32,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     evaluation mode writes into a plain tensor of its own (neither parameter nor buffer) is beyond this.
     """
     states = _random_states()
-    slots = [(m, dict(m.__dict__), *(dict(m.__dict__[k]) for k in _SLOTS)) for m in model.modules()]
+    slots = [(m, dict(m.__dict__), {k: dict(m.__dict__[k]) for k in _SLOTS}) for m in model.modules()]
     gradients = [(p, p.grad) for p in model.parameters()]
     try:
         with contextlib.ExitStack() as stack:
@@ -42,8 +42,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 model.__dict__["forward"] = model.__dict__["_original_forward"]
             yield
     finally:
-        for module, attributes, *inside in slots:
-            for key, content in zip(_SLOTS, inside, strict=True):
+        for module, attributes, inside in slots:
+            for key, content in inside.items():
                 _restore(attributes[key], content)
             _restore(module.__dict__, attributes)
         for parameter, gradient in gradients:
