@@ -8,7 +8,7 @@
 True
 """
 
-from spiritlevel import optim, reparam, solvers
+from spiritlevel import integrations, optim, reparam, solvers
 from spiritlevel.core.blocks import (
     BatchNorm,
     Block,
@@ -45,6 +45,7 @@ from spiritlevel.measures import (
     root_diagonal_trace,
     worst_case,
 )
+from spiritlevel.monitor import Monitor
 from spiritlevel.problem import DistributedProblem, Problem
 from spiritlevel.symmetry import find_symmetries, move_along_orbit, verify_symmetries
 
@@ -64,6 +65,7 @@ __all__ = [
     "Gain",
     "Leftover",
     "Measurement",
+    "Monitor",
     "Pair",
     "Piece",
     "Problem",
@@ -90,6 +92,7 @@ __all__ = [
     "hessian_norm",
     "hessian_operator",
     "hessian_trace",
+    "integrations",
     "move_along_orbit",
     "optim",
     "renyi_sharpness",

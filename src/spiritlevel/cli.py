@@ -24,11 +24,13 @@ from spiritlevel.errors import ArgumentError, SpiritlevelError
 from spiritlevel.experiments import EXPERIMENTS
 from spiritlevel.geometry import GEOMETRIES, Elementwise, Euclidean, Geometry, Quotient
 from spiritlevel.measures import MEASURES, CurvatureOptions, LayeredMeasurement, Options, PerLayer, by_block
+from spiritlevel.monitor import LogView, follow, read_log
 from spiritlevel.problem import Problem, problem_of_command
 from spiritlevel.solvers import SOLVERS
 from spiritlevel.study import Store, StudyTable, load_checkpoint, load_data
 from spiritlevel.study.commands import study_app
 from spiritlevel.study.exchange import read_table
+from spiritlevel.study.report import StudyReport, TrainingReport, training_report
 from spiritlevel.study.report import report as report_of
 from spiritlevel.study.statistics import Settings
 from spiritlevel.symmetry import KINDS, LayerMap, certify, find_symmetries, page
@@ -128,11 +130,19 @@ def _shared(text: str, least: float | None = None) -> Any:
 
 
 _Checkpoint = Annotated[
-    Path, typer.Argument(help="A local Hugging Face folder (safetensors), or a file of weights with --builder.")
+    Path,
+    typer.Argument(
+        help="A local Hugging Face folder (safetensors), the folder of a PEFT adapter, or a file of weights with "
+        "--builder."
+    ),
 ]
 _Builder = Annotated[
     str | None,
     typer.Option(help="package.module:function that returns the model for a file of weights. Your code runs."),
+]
+_Base = Annotated[
+    Path | None,
+    typer.Option(help="Local folder of an adapter's base model. Default: the one its configuration names."),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -195,6 +205,7 @@ def measure(
     sharded: Annotated[bool, _shared("Spread weights and solver vectors over the processes.")] = False,
     rank_timeout: Annotated[float, _shared("Seconds to wait for another process.", 1)] = 300.0,
     builder: _Builder = None,
+    base: _Base = None,
     as_json: _Json = False,
 ) -> None:
     """Measure sharpness of a checkpoint on data; under torchrun by all processes together."""
@@ -202,7 +213,7 @@ def measure(
     if unknown:
         raise ArgumentError(f"expected measures out of {', '.join(MEASURES)}; got {', '.join(unknown)}")
     where = _device(device_of_rank(device))
-    model, batches = load_checkpoint(checkpoint, builder), load_data(data, batch_size, examples)
+    model, batches = load_checkpoint(checkpoint, builder, base), load_data(data, batch_size, examples)
     first = next(Problem(model, batches).batches()) if kinds else None
     blocks = find_symmetries(model, kinds=_kinds(kinds), batch=first) if kinds else None
     quotient = Quotient(metric.value, curve.value, blocks)
@@ -290,10 +301,11 @@ def symmetries(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the picture as one HTML page to this file.")] = None,
     builder: _Builder = None,
+    base: _Base = None,
     as_json: _Json = False,
 ) -> None:
     """Show what is quotiented in a checkpoint, what is not, and why."""
-    model = load_checkpoint(checkpoint, builder)
+    model = load_checkpoint(checkpoint, builder, base)
     batch = None if data is None else next(iter(load_data(data, batch_size=4)), None)
     chosen = kinds or (["attention", "lora"] if batch is None else ["all"])
     found = find_symmetries(model, kinds=_kinds(chosen), batch=batch)
@@ -322,7 +334,8 @@ def report(
     table: Annotated[
         Path,
         typer.Argument(
-            help="The store of a study, or a table, .csv or .parquet, with columns hp.*, complexity.* and gen.*."
+            help="The store of a study, a table, .csv or .parquet, with columns hp.*, complexity.* and gen.*, or the "
+            "log of a monitor, .jsonl."
         ),
     ],
     out: Annotated[
@@ -341,9 +354,13 @@ def report(
     as_json: _Json = False,
 ) -> None:
     """Say which measure tells generalisation, how surely, and what could fool you: words, statistics, figures, page."""
-    settings = Settings(tuple(target or ()), tuple(measure or ()), resamples, resamples, confidence, seed)
     formats = tuple(f for f in figures.split(",") if f and f != "none")
-    result = report_of(_study_table(table), settings, title or table.stem)
+    result: StudyReport | TrainingReport
+    if table.suffix == ".jsonl":
+        result = training_report(read_log(table), title or table.stem)
+    else:
+        settings = Settings(tuple(target or ()), tuple(measure or ()), resamples, resamples, confidence, seed)
+        result = report_of(_study_table(table), settings, title or table.stem)
     written = [] if out is None else result.write(out, formats)
     written += [] if html is None else [result.write_page(html)]
     if as_json:
@@ -352,6 +369,19 @@ def report(
     _out.print(result)
     for path in written:
         _out.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def watch(
+    log: Annotated[Path, typer.Argument(help="The log of a monitor, .jsonl, that a training run is writing.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks at the file.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show it as it stands, and stop.")] = False,
+) -> None:
+    """Follow a training run in the terminal until it ends; Ctrl-C stops the view, not the training."""
+    if once or not _out.is_terminal:
+        _out.print(LogView.of(read_log(log)))
+        return
+    follow(log, _out, every)
 
 
 def _study_table(path: Path) -> StudyTable:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from spiritlevel.errors import ArgumentError, ModelError
 from spiritlevel.geometry.change import ChangeOfVariables
 from spiritlevel.geometry.section import Section, Verticals
 
-__all__ = ["Chart", "Geometry", "Part", "PullBack", "Transported", "Weights", "required"]
+__all__ = ["Chart", "Geometry", "Kept", "Part", "PullBack", "Transported", "Weights", "required"]
 
 Weights = Mapping[str, Tensor]
 PullBack = Callable[[Weights, Tensor], None]
@@ -78,6 +79,15 @@ class Part(ABC):
 
         return pull_back
 
+    def frame(self) -> tuple[Tensor, ...]:
+        """What the coordinates are relative to, where that turns as the weights move."""
+        return ()
+
+    def carry(self, z: Flat, frame: tuple[Tensor, ...]) -> Tensor:
+        """Coordinates here of the vector whose coordinates were ``z`` at other weights, where `frame` was this."""
+        del frame
+        return z
+
     def scales(self, into: Tensor) -> None:
         """Write the Euclidean length in weight space of each unit coordinate, where that makes sense (else 1)."""
         into.fill_(1.0)
@@ -99,6 +109,19 @@ class Part(ABC):
         """How many geodesics of this part end before they are as long as ``z`` asks."""
         del z
         return 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A vector in the coordinates of a chart, to be carried to another chart of the same parts (`Chart.carry`).
+
+    Attributes:
+        pieces: its coordinates, part by part.
+        frames: what they are relative to.
+    """
+
+    pieces: tuple[Tensor, ...]
+    frames: tuple[tuple[Tensor, ...], ...]
 
 
 class Chart:
@@ -168,6 +191,24 @@ class Chart:
         for part, piece in zip(self.parts, self._slices(self._removed(z)), strict=True):
             part.write(piece, out)
         return out if self._change is None else self._change.forward(out)
+
+    def keep(self, z: Flat) -> Kept:
+        """A vector with what is needed to carry it to the chart at weights that training has reached by then."""
+        self._check(z)
+        pieces = tuple(s.detach().clone() for s in self._slices(z))
+        return Kept(pieces, tuple(p.frame() for p in self.parts))
+
+    def carry(self, kept: Kept) -> Tensor | None:
+        """The vector in these coordinates; None where it belongs to other parts, or parts of other shapes.
+
+        Its length stays. Entries outside the blocks keep their coordinates (the elementwise metric is flat in
+        logarithms, where this is parallel transport); columns of a pair turn by the unitary matrix that brings the old
+        canonical frames nearest to the new ones, so that the result depends on neither point of the orbit.
+        """
+        if [p.size for p in self.parts] != [z.numel() for z in kept.pieces]:
+            return None
+        carried = [p.carry(z, f) for p, z, f in zip(self.parts, kept.pieces, kept.frames, strict=True)]
+        return self._removed(torch.cat(carried))
 
     def _removed(self, z: Tensor) -> Tensor:
         """Without the vertical directions that no part knows of."""

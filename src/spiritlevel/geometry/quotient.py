@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spiritlevel.core.blocks import Block, Pair
 from spiritlevel.core.shapes import Flat
-from spiritlevel.core.tensors import natural_dtype
+from spiritlevel.core.tensors import adjoint, natural_dtype
 from spiritlevel.core.views import Piece
 from spiritlevel.errors import ArgumentError, ModelError
 from spiritlevel.geometry.base import Chart, Geometry, Part, PullBack, Weights, required
@@ -90,6 +90,17 @@ class _Pairs(Part):
 
     def project(self, z: Flat) -> Tensor:
         return self._flat(*self._horizontal(z))
+
+    def frame(self) -> tuple[Tensor, ...]:
+        return self.gauge.left, self.gauge.right
+
+    def carry(self, z: Flat, frame: tuple[Tensor, ...]) -> Tensor:
+        if [f.shape for f in frame] != [self._left, self._right]:
+            return z
+        left, right = (adjoint(f) @ w for f, w in zip(frame, self.frame(), strict=True))
+        u, _, v_adjoint = torch.linalg.svd(left + right)
+        a, b = self._matrices(z)
+        return self._flat(a @ (u @ v_adjoint), b @ (u @ v_adjoint))
 
     @cached_property
     def _passage(self) -> Passage:
