@@ -52,7 +52,7 @@ class Recipe:
         return asdict(self)
 
 
-def drawn(index: int, seed: int, epochs: tuple[int, int] = (4, 16)) -> Recipe:
+def drawn(index: int, seed: int, epochs: tuple[int, int] = (3, 12)) -> Recipe:
     """The recipe of that index: the same whatever others are drawn. The ranges are ours.
 
     In the manner of model soups, half of the networks have no mixup, half no label smoothing, a third no augmentation.

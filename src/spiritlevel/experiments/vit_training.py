@@ -1,11 +1,11 @@
-"""Training for the zoo of vision transformers: one network on quarter turns, many fine-tunings of it on clothes."""
+"""Training for the zoo of vision transformers: one network on turned clothes, and its fine-tunings on upright ones."""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from spiritlevel.core.tensors import all_finite
 from spiritlevel.demo.model import small_vit
 from spiritlevel.errors import ArgumentError
-from spiritlevel.experiments.fashion import Bytes, scaled
+from spiritlevel.experiments.fashion import Bytes, Labels, scaled
 from spiritlevel.experiments.vit_recipes import Recipe
 from spiritlevel.experiments.zoo_folder import Trained
 
@@ -64,7 +64,7 @@ class Setting:
     every: int = 10
     step: int = 64
     clip: float = 1.0
-    epochs: tuple[int, int] = (4, 16)
+    epochs: tuple[int, int] = (3, 12)
     hidden: int = 48
     layers: int = 3
     heads: int = 4
@@ -86,20 +86,17 @@ class Setting:
         return small_vit(self.hidden, self.layers, self.heads, image=28, patch=7, spread=self.spread)
 
 
-def turned(images: Bytes, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Each image turned by a random number of quarter turns, and that number."""
+def turned(images: Bytes, rng: np.random.Generator) -> Tensor:
+    """Each image turned by a random number of quarter turns."""
     turns = rng.integers(0, 4, len(images))
     out = np.empty_like(images)
     for k in range(4):
         out[turns == k] = np.rot90(images[turns == k], k, axes=(1, 2))
-    return torch.from_numpy(scaled(out)), torch.from_numpy(turns)
+    return torch.from_numpy(scaled(out))
 
 
-def pretrained(images: Bytes, setting: Setting, seed: int) -> Iterator[nn.Module]:
-    """A network that learns to tell how often an image was turned by a quarter; after each epoch, with AdamW.
-
-    Images are turned anew in each epoch.
-    """
+def pretrained(images: Bytes, labels: Labels, setting: Setting, seed: int, on_epoch: Callable[[], None]) -> nn.Module:
+    """A network that learned to name turned clothes, with AdamW; they are turned anew in each epoch."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = setting.model().eval()
@@ -109,14 +106,16 @@ def pretrained(images: Bytes, setting: Setting, seed: int) -> Iterator[nn.Module
     total = setting.pretraining_epochs * -(-len(images) // size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=total)
     for _ in range(setting.pretraining_epochs):
-        x, y = turned(images[rng.permutation(len(images))], rng)
+        order = rng.permutation(len(images))
+        x, y = turned(images[order], rng), torch.from_numpy(labels[order])
         for rows in torch.arange(len(x)).split(size):
             optimizer.zero_grad()
             F.cross_entropy(model(x[rows]).logits, y[rows]).backward()
             nn.utils.clip_grad_norm_(model.parameters(), setting.clip)
             optimizer.step()
             schedule.step()
-        yield model
+        on_epoch()
+    return model
 
 
 def error_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
