@@ -152,9 +152,9 @@ def test_recipes_are_random_and_do_not_depend_on_each_other() -> None:
         assert np.mean([getattr(r, name) == 0 for r in recipes]) == pytest.approx(share, abs=0.12), name
     assert {r.epochs for r in recipes} == set(range(3, 13))
     rates = np.array([r.learning_rate for r in recipes if r.optimizer == "adamw"])
-    assert 6e-4 <= rates.min() < 8e-4
-    assert 5e-3 < rates.max() <= 6e-3
-    assert np.median(rates) == pytest.approx((6e-4 * 6e-3) ** 0.5, rel=0.3)  # kills: uniform, not log-uniform
+    assert 2e-4 <= rates.min() < 3e-4
+    assert 2e-3 < rates.max() <= 3e-3
+    assert np.median(rates) == pytest.approx((2e-4 * 3e-3) ** 0.5, rel=0.3)  # kills: uniform, not log-uniform
 
 
 @pytest.mark.parametrize(
@@ -265,13 +265,11 @@ def test_augmentation_moves_each_image_by_its_own_amount() -> None:
     moved = vit_training._augmented(x, 1.0, torch.Generator().manual_seed(0))
     assert moved.shape == x.shape
     assert moved.min() >= -1 - 1e-5
-    gentle = vit_training._augmented(x[:1].expand(8, 1, 28, 28), 1e-9, torch.Generator().manual_seed(0))
-    flipped = x[:1].flip(-1)
-    same = [bool(torch.allclose(g, x[0], atol=1e-3)) for g in gentle]
-    other = [bool(torch.allclose(g, flipped[0], atol=1e-3)) for g in gentle]
-    assert all(a or b for a, b in zip(same, other, strict=True))  # at strength 0 there are only flips
-    assert any(same)
-    assert any(other)
+    same = x[:1].expand(8, 1, 28, 28)
+    different = vit_training._augmented(same, 1.0, torch.Generator().manual_seed(0))
+    assert len({float(i.sum()) for i in different}) == 8  # kills: one move for all
+    gentle = vit_training._augmented(same, 1e-9, torch.Generator().manual_seed(0))
+    assert torch.allclose(gentle, same, atol=1e-4)
 
 
 def test_images_are_turned_by_quarters() -> None:

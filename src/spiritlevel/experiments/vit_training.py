@@ -166,10 +166,6 @@ class _Run:
         self._generator = torch.Generator().manual_seed(recipe.seed)
         self._rng = np.random.default_rng(recipe.seed)
         self.model = copy.deepcopy(first).eval()
-        head: Any = self.model.classifier
-        with torch.no_grad():
-            head.weight.normal_(0, setting.spread, generator=self._generator)
-            head.bias.zero_()
         parameters = list(self.model.parameters())
         self._optimizer: torch.optim.Optimizer = (
             torch.optim.AdamW(parameters, recipe.learning_rate, weight_decay=0.0)
@@ -254,10 +250,9 @@ def _between(model: nn.Module, before: dict[str, Tensor], after: dict[str, Tenso
 
 
 def _augmented(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Each image flipped or not, turned and moved by its own random amount."""
-    draws = torch.rand(len(x), 4, generator=generator) * 2 - 1
-    angle, shift = draws[:, 0] * math.radians(10) * strength, draws[:, 1:3] * (strength * 2 * 2 / x.shape[-1])
-    flip = draws[:, 3].sign()
-    rows = torch.stack([flip * angle.cos(), -angle.sin(), shift[:, 0], flip * angle.sin(), angle.cos(), shift[:, 1]], 1)
+    """Each image turned and moved by its own random amount."""
+    draws = torch.rand(len(x), 3, generator=generator) * 2 - 1
+    angle, shift = draws[:, 0] * math.radians(10) * strength, draws[:, 1:] * (strength * 2 * 2 / x.shape[-1])
+    rows = torch.stack([angle.cos(), -angle.sin(), shift[:, 0], angle.sin(), angle.cos(), shift[:, 1]], 1)
     grid = F.affine_grid(rows.view(-1, 2, 3), list(x.shape), align_corners=False)
     return F.grid_sample(x + 1, grid, align_corners=False) - 1  # outside there is the background: -1
