@@ -216,18 +216,25 @@ def test_a_training_that_is_never_at_the_level_is_in_one_design_only() -> None:
     assert "steps to level" not in found.facts
 
 
-def test_a_training_that_is_late_goes_on_for_the_level_only() -> None:
-    # Kills: the network at the end trained on; no learning rate after the cosine; the level sought without end.
+def test_a_training_that_is_late_goes_on_plainly_for_the_level_only() -> None:
+    # Kills: the network at the end trained on; a second part with augmentation, mixup or smoothing; one that does not
+    # start where the first ended, or does not stop at the level.
     torch.manual_seed(0)
-    first, setting = TINY.model(), replace(TINY, level=1.5, more=40)
-    late = vit_training.fine_tuned(first, data(), plain(1), setting)
-    there = vit_training.fine_tuned(first, data(), plain(1), replace(setting, more=0))
+    first, setting = TINY.model(), replace(TINY, level=1.2, more=40)
+    recipe = replace(plain(1), label_smoothing=0.1, mixup=0.5, augmentation=0.5)
+    late = vit_training.fine_tuned(first, data(), recipe, setting)
+    there = vit_training.fine_tuned(first, data(), recipe, replace(setting, more=1))
     assert set(there.models) == {vit_training.END}
     assert set(late.models) == {vit_training.END, vit_training.LEVEL}
     assert late.facts["loss"] == there.facts["loss"]
     assert loss_of(late.models[vit_training.END], setting) == loss_of(there.models[vit_training.END], setting)
-    assert late.facts["steps"] == 4 < late.facts["steps to level"] <= 4 + 40 * 4
+    assert late.facts["steps"] == 4
+    assert 0 < late.facts["steps to level, plain"] < 40 * 4
     assert 0.99 * setting.level <= loss_of(late.models[vit_training.LEVEL], setting) <= setting.level
+    again = vit_training.fine_tuned(
+        late.models[vit_training.END], data(), replace(plain(40), seed=recipe.seed), setting
+    )
+    assert again.facts["loss at level"] == late.facts["loss at level, plain"]
 
 
 def test_a_training_that_diverges_is_in_no_design() -> None:
