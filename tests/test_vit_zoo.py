@@ -23,7 +23,7 @@ from spiritlevel.errors import ArgumentError, DataError, ModelError
 from spiritlevel.experiments import EXPERIMENTS, fashion, vit_report, vit_training, vit_zoo, zoo_judging
 from spiritlevel.experiments.vit_recipes import Recipe, drawn
 from spiritlevel.experiments.zoo_folder import Trained, ZooFolder, prepare_zoo, zoo_folder
-from spiritlevel.study import StudyTable, run_study
+from spiritlevel.study import StudyTable, read_config, run_study
 
 TINY = replace(
     vit_zoo.QUICK, networks=9, pretraining=256, pretraining_epochs=1, held_out=64, training=64, test=60, measured=32,
@@ -222,6 +222,7 @@ def test_a_training_that_is_late_goes_on_plainly_for_the_level_only() -> None:
     torch.manual_seed(0)
     first, setting = TINY.model(), replace(TINY, level=1.2, more=40)
     recipe = replace(plain(1), label_smoothing=0.1, mixup=0.5, augmentation=0.5)
+    assert recipe.seed == plain().seed
     late = vit_training.fine_tuned(first, data(), recipe, setting)
     there = vit_training.fine_tuned(first, data(), recipe, replace(setting, more=1))
     assert set(there.models) == {vit_training.END}
@@ -388,6 +389,7 @@ def test_the_whole_experiment_small(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert found["failed measurements"] == 0
     assert len(report.claims) == 2 * (4 + 4 + 2)
     assert set(report.figures) == {"vit-zoo-end", "vit-zoo-level", "vit-zoo-taus"}
+    assert read_config(zoo.study).data.subset == TINY.measured // 2
     table = run_study(zoo.study)  # all is there: nothing is measured again
     end = zoo_judging.of_design(table, "end")
     here = stats.kendalltau(end.complexity["geodesic@0.1"], end.gen["test_gap"]).statistic

@@ -39,7 +39,8 @@ class Setting:
         held_out: further images, on which the pretrained network is judged.
         training: further images, which all others are fine-tuned on.
         test: images of the test part, plain and in each shift.
-        measured: the first of the training images: sharpness is taken on them, and their loss is what the level is.
+        measured: the first of the training images: their loss is what the level is, and sharpness is taken on the first
+            half of them.
         batch: images in a batch when measuring: the m of m-sharpness.
         level: the training loss (mean cross-entropy of the measured images, in evaluation mode) of the second design.
         every: steps between two looks at that loss.
