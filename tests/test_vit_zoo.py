@@ -388,6 +388,9 @@ def test_the_whole_experiment_small(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert found["in the design"] == {d: len(zoo.checkpoints(d)) for d in ("end", "level")}
     assert found["failed measurements"] == 0
     assert len(report.claims) == 2 * (4 + 4 + 2)
+    varied = {n: report.data["varied"][n]["taus"][0]["tau"] for n in vit_zoo.VARIATIONS}
+    assert len(varied) == 2
+    assert all(n in report.reading for n in varied)
     assert set(report.figures) == {"vit-zoo-end", "vit-zoo-level", "vit-zoo-taus"}
     assert read_config(zoo.study).data.subset == TINY.measured // 2
     table = run_study(zoo.study)  # all is there: nothing is measured again
