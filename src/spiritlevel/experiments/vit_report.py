@@ -24,13 +24,12 @@ __all__ = ["report_of_zoo", "vit_zoo"]
 
 DESIGNS = {END: "where training ends", LEVEL: "at equal training loss"}
 SETS = ("test", *SHIFTS)
-KINDS = ("gap", "loss_gap", "error", "loss")
-TARGETS = tuple(f"{s}_{kind}" for s in SETS for kind in KINDS)
+TARGETS = tuple(f"{s}_{kind}" for kind in ("gap", "loss_gap", "error") for s in SETS)
 NAMES: dict[str, str] = {
-    "geodesic": "geodesic, inverse_gram",
-    "geodesic-cross": "geodesic, cross_gram",
-    "adaptive": "adaptive, l2",
-    "adaptive-linf": "adaptive, l-infinity",
+    "geodesic": "geodesic (inverse_gram)",
+    "geodesic-cross": "geodesic (cross_gram)",
+    "adaptive": "adaptive l2",
+    "adaptive-linf": "adaptive l-infinity",
 }
 GEODESIC, ADAPTIVE = ("geodesic", "geodesic-cross"), ("adaptive", "adaptive-linf")
 PAPER = {"geodesic": -0.71, "geodesic-cross": -0.70, "adaptive": -0.41}  # Table 1, final version

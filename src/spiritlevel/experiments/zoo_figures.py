@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,22 +24,24 @@ def scatter(found: Judged, measures: Mapping[str, str], targets: Mapping[str, st
         measures: columns of the table, with their names in the figure.
         targets: the same of the gaps.
     """
-    figure, axes = panels(len(measures), len(targets), 2.3 * len(targets) + 0.6, 2.0 * len(measures) + 0.3)
+    rows, columns = len(measures), len(targets)
+    figure, axes = panels(rows, columns, 1.8 * columns + 0.4, 1.5 * rows + 0.3)
     for row, (measure, name) in zip(axes, measures.items(), strict=True):
-        x = found.table.complexity[measure]
         for axis, (target, title) in zip(row, targets.items(), strict=True):
-            axis.plot(x, 100 * found.table.gen[target], "o", ms=3, mew=0, alpha=0.7, color=BLUE)
-            if np.nanmin(x) > 0:
-                axis.set_xscale("log")
-                axis.minorticks_off()
-            tau = found.tau(measure, target)
-            axis.set_title(f"τ {tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]", fontsize=8)
-            axis.tick_params(labelsize=7)
-            axis.set_xlabel(name, fontsize=8)
-            if axis in axes[0]:
-                axis.set_title(f"{title}\n" + axis.get_title(), fontsize=8)
-        row[0].set_ylabel("gap of errors, %", fontsize=8)
+            _panel(axis, found, measure, target)
+            if row is axes[0]:
+                axis.set_title(f"{title}\n{axis.get_title()}", fontsize=8)
+        row[columns // 2].set_xlabel(name, fontsize=8)
+        row[0].set_ylabel("gap, %", fontsize=8)
     return figure
+
+
+def _panel(axis: Any, found: Judged, measure: str, target: str) -> None:
+    x, tau = found.table.complexity[measure], found.tau(measure, target)
+    axis.plot(x, 100 * found.table.gen[target], "o", ms=2.5, mew=0, alpha=0.7, color=BLUE)
+    axis.locator_params(nbins=3)
+    axis.tick_params(labelsize=7)
+    axis.set_title(f"τ {tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]", fontsize=8)
 
 
 def taus(designs: Mapping[str, Judged], measures: Sequence[str], targets: Mapping[str, str]) -> Figure:
