@@ -2,12 +2,14 @@
 
 from spiritlevel.experiments import (
     adam_sparse,
+    diagonal_networks,
     reparam_figure2,
     reparam_laplace,
     reparam_ntk,
     reparam_optimisers,
     reparam_toy,
     sam_digits,
+    scalar_toy,
 )
 from spiritlevel.experiments.base import EXPERIMENTS, Claim, Experiment, Report
 
@@ -17,10 +19,12 @@ __all__ = [
     "Experiment",
     "Report",
     "adam_sparse",
+    "diagonal_networks",
     "reparam_figure2",
     "reparam_laplace",
     "reparam_ntk",
     "reparam_optimisers",
     "reparam_toy",
     "sam_digits",
+    "scalar_toy",
 ]
