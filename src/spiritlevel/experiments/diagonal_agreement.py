@@ -28,10 +28,8 @@ _SOLVER_ONCE = SphereAscent(steps=300, tolerance=1e-14)
 
 @dataclass(frozen=True)
 class Case:
-    """A network on orthonormal data: its weights, its problem and its closed forms."""
+    """A network on orthonormal data, and its closed forms."""
 
-    u: Tensor
-    v: Tensor
     problem: Problem
     forms: Orthonormal
 
@@ -42,12 +40,12 @@ class Case:
         share = torch.exp(0.5 * torch.randn(d, generator=generator, dtype=F64))
         x = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=F64))[0]
         u, v = beta.abs().sqrt() * share, beta.sign() * beta.abs().sqrt() / share
-        return cls(u, v, problem_of(u, v, x, x @ best), Orthonormal(beta, best))
+        return cls(problem_of(u, v, x, x @ best), Orthonormal(beta, best))
 
     @property
     def quotient(self) -> Quotient:
         """By the symmetry of the network."""
-        return Quotient(blocks=pairs(len(self.u)))
+        return Quotient(blocks=pairs(len(self.forms.beta)))
 
 
 def cases(width: int, count: int, seed: int, residual: float) -> list[Case]:
@@ -84,12 +82,12 @@ def quadratic_maximum(problem: Problem, geometry: Geometry, radius: float, solve
     return solver.maximise(function, L2Ball(radius), (0.0, gradient), noise=noise).value
 
 
-def started(case: Case, geometry: Geometry, radius: float, shares: Tensor) -> float:
+def started(problem: Problem, geometry: Geometry, radius: float, shares: Tensor) -> float:
     """The machinery's worst case from both ends of a direction: every coordinate alone is a local maximum at r = 0."""
-    chart = case.problem.chart(geometry)
-    objective = Objective(case.problem, chart)
+    chart = problem.chart(geometry)
+    objective = Objective(problem, chart)
     value, gradient = objective(chart.zeros())
-    start = chart.coordinates({"u": case.u * shares, "v": case.v * shares})
+    start = chart.coordinates({name: w * shares for name, w in problem.weights.items()})
     ends = (_SOLVER_ONCE.maximise(objective, L2Ball(radius), (value, gradient), start=s) for s in (start, -start))
     return max(e.value for e in ends) - value
 
@@ -114,7 +112,8 @@ def agreement(width: int, count: int, rho: float, seed: int) -> Iterator[Claim]:
     yield row("case A, 4 rho |r|, is the first order", off, lambda c: c.forms.case_a(rho),
               lambda c: radius * gradient_norm(c.problem, c.quotient).value,
               f"against the Riemannian gradient norm; largest relative difference of {count} networks, d = {width}, "
-              f"orthonormal data. |B| <= {rho:g} is a ball of radius sqrt(2) {rho:g} in the metric of Eq. 9")  # fmt: skip
+              f"orthonormal data. |B| <= {rho:g} is a ball of radius sqrt(2) {rho:g} in the metric of Eq. "
+              "9")  # fmt: skip
     yield row("case B with its factor 4 restored, 4 rho^2 max D, is the second order at r = 0", at,
               lambda c: c.forms.case_b(rho),
               lambda c: radius**2 / 2 * hessian_eigenvalues(c.problem, c.quotient, k=1, tolerance=1e-10).value,
@@ -127,15 +126,15 @@ def agreement(width: int, count: int, rho: float, seed: int) -> Iterator[Claim]:
               f"made on purpose: hard = {bool(hard.forms.case_c(rho).hard)}; the printed equations have no solution "
               "there that is the maximum")  # fmt: skip
     for name, words in (("geodesic", "Eq. 11, its slips mended and without Taylor series, is geodesic sharpness"),
-                        ("straight", "the same with (1 + B)^2 for exp(2 B) is adaptive sharpness (Eq. 33)")):  # fmt: skip
+                        ("straight", "with (1 + B)^2 for exp(2 B) it is adaptive sharpness (Eq. 33)")):  # fmt: skip
         of: Callable[[Case], Geometry] = (lambda c: c.quotient) if name == "geodesic" else (lambda _: Elementwise())
         found = [*off, *at, hard]
         exact = {id(c): c.forms.maximum(rho, CURVES[name]) for c in found}
         gap = max(b.bound / b.value - 1 for b in exact.values())
         yield row(words, found, lambda c, exact=exact: exact[id(c)].value,  # type: ignore[misc]
-                  lambda c, of=of: started(c, of(c), radius, c.forms.case_c(rho).point),  # type: ignore[misc]
-                  f"off the minimum, at it, and in the hard case; a dual bound leaves at most {max(gap, 0.0):.1e} of the "
-                  "value between it and the global maximum")  # fmt: skip
+                  lambda c, of=of: started(c.problem, of(c), radius, c.forms.case_c(rho).point),  # type: ignore[misc]
+                  f"off the minimum, at it, and in the hard case; a dual bound leaves at most {max(gap, 0.0):.1e} of "
+                  "the value between it and the global maximum")  # fmt: skip
     yield row("second metric below its edge: 2 sqrt(2) rho |beta - beta*| + 2 rho^2", off,
               lambda c: 2 * radius * float((c.forms.beta - c.forms.best).norm()) + 2 * rho**2,
               worst(lambda c: Quotient("cross_gram", blocks=pairs(width)), rho),

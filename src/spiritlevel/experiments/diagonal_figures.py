@@ -49,13 +49,13 @@ def taus_figure(taus: Taus, words: Mapping[str, str]) -> Figure:
     axis.axvline(0, color=GREY, lw=0.8)
     axis.set(yticks=range(len(words)), yticklabels=list(words), xlabel="Kendall's tau with the test loss", xlim=(-1, 1))
     axis.invert_yaxis()
-    axis.legend(frameon=False, fontsize=8, loc="lower left")
+    axis.legend(frameon=False, fontsize=8, loc="upper right")
     return figure
 
 
 def variants_figure(found: Mapping[str, Taus]) -> Figure:
     """The mean taus in every setting."""
-    figure, axis = panel(8, 0.42 * len(found) + 1.4)
+    figure, axis = panel(9, 0.42 * len(found) + 1.4)
     for k, (name, colour) in enumerate(zip(("adaptive", "geodesic", "cross, |B|", "cross"), COLOURS, strict=False)):
         ends = [mean_interval([row[name] for row in rows]) for rows in found.values()]
         means = [m for m, _ in ends]
@@ -65,5 +65,5 @@ def variants_figure(found: Mapping[str, Taus]) -> Figure:
     axis.axvline(0, color=GREY, lw=0.8)
     axis.set(yticks=range(len(found)), yticklabels=list(found), xlabel="Kendall's tau, 95 % over draws", xlim=(-1, 1))
     axis.invert_yaxis()
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure

@@ -1,7 +1,7 @@
 """Closed forms of section 5.1 and appendix E of Hide & Seek, for diagonal networks on orthonormal data.
 
-With ``X^T X = I``, ``beta = u v`` and ``beta* = X^T y`` the loss is ``|beta - beta*|^2`` but for a constant. Moving along
-``B`` takes coordinate i to ``beta_i s(B_i)``, so that the rise is a sum of functions of one coordinate each:
+With ``X^T X = I``, ``beta = u v`` and ``beta* = X^T y`` the loss is ``|beta - beta*|^2`` but for a constant. Moving
+along ``B`` takes coordinate i to ``beta_i s(B_i)``, so that the rise is a sum of functions of one coordinate each:
 
     sum_i (beta_i s(B_i) - beta*_i)^2 - (beta_i - beta*_i)^2
 

@@ -29,7 +29,7 @@ from spiritlevel.experiments.diagonal_forms import CURVES, Curve
 from spiritlevel.experiments.diagonal_zoo import Zoo
 from spiritlevel.experiments.trust_region import Peak, diagonal_trust_region, trust_region
 
-__all__ = ["MEASURES", "average", "cross_in_its_ball", "in_shares"]
+__all__ = ["MEASURES", "average", "cross_in_its_ball", "in_shares", "shares_of"]
 
 _STEPS = 400  # of an ascent: most are done after a tenth
 
@@ -44,6 +44,11 @@ def average(zoo: Zoo, rho: float) -> Tensor:
     return (columns * zoo.beta.square()).sum(1) * ((1 + rho**2) ** 2 - 1)
 
 
+def shares_of(zoo: Zoo, rho: float) -> Tensor:
+    """The maximiser of the second-order model over ``sqrt(2) |B| <= rho``."""
+    return _model(zoo, rho / math.sqrt(2)).point
+
+
 def in_shares(zoo: Zoo, curve: Curve, rho: float) -> Tensor:
     """The largest rise along a curve over ``sqrt(2) |B| <= rho``: the best of two ascents.
 
@@ -52,7 +57,7 @@ def in_shares(zoo: Zoo, curve: Curve, rho: float) -> Tensor:
     large enough for ``f + tau |B|^2 / 2`` to be convex; tau is raised where one did.
     """
     radius = rho / math.sqrt(2)
-    start = _model(zoo, radius).point
+    start = shares_of(zoo, rho)
     return torch.maximum(_ascend(zoo, curve, radius, start), _ascend(zoo, curve, radius, -start))
 
 

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from spiritlevel.core.progress import Advance, progress
 from spiritlevel.experiments.base import EXPERIMENTS, Claim, Experiment, Report
-from spiritlevel.experiments.diagonal_agreement import agreement, printed
+from spiritlevel.experiments.diagonal_agreement import agreement, printed, started
 from spiritlevel.experiments.diagonal_figures import scatter_figure, taus_figure, variants_figure
-from spiritlevel.experiments.diagonal_measures import MEASURES
+from spiritlevel.experiments.diagonal_measures import MEASURES, shares_of
 from spiritlevel.experiments.diagonal_zoo import Setting, Zoo, train
 from spiritlevel.experiments.intervals import mean_interval, verdict
 from spiritlevel.experiments.products import pairs, problem_of
 from spiritlevel.geometry import Elementwise, Quotient
 from spiritlevel.measures import worst_case
-from spiritlevel.solvers import SphereAscent
 from spiritlevel.study.statistics.kendall import tau_b
 from spiritlevel.study.statistics.partial import partial_taus
 from spiritlevel.study.statistics.resamples import Resamples
@@ -66,15 +65,15 @@ class Plan:
 
     base: Setting = field(default_factory=Setting)
     rho: float = 0.1
-    draws: int = 12
+    draws: int = 10
     variants: tuple[str, ...] = tuple(TRAINED)
-    variant_draws: int = 5
+    variant_draws: int = 4
     radii: tuple[float, ...] = (0.001, 0.01, 0.5)
     checked: int = 2
-    width: int = 200
+    width: int = 40
 
 
-QUICK = Plan(draws=5, variants=("n = 50",), variant_draws=2, radii=(0.01,), checked=1, width=40)
+QUICK = Plan(draws=4, variants=("n = 50",), variant_draws=3, radii=(0.01,), checked=1)
 
 
 def diagonal_networks(quick: bool, seed: int, plan: Plan | None = None) -> Report:
@@ -169,19 +168,20 @@ def _machinery(plan: Plan, zoos: Sequence[Zoo], values: Sequence[Mapping[str, Te
     """The worst cases of some networks once more, by a search that knows nothing of products."""
     width = plan.base.width
     geometries = {"adaptive": Elementwise(), "geodesic": Quotient(blocks=pairs(width))}
-    many = SphereAscent(steps=100, tolerance=1e-9, restarts=5)
     off, alone = 0.0, []
     for zoo, found in zip(zoos, values, strict=True):
+        points = shares_of(zoo, plan.rho)
         for i in range(min(plan.checked, len(zoo.u))):
             problem = problem_of(zoo.u[i], zoo.v[i], zoo.x, zoo.y)
             for name, geometry in geometries.items():
                 here = float(found[name][i])
-                off = max(off, abs(worst_case(problem, geometry, plan.rho, many, seed).value / here - 1))
+                off = max(off, abs(started(problem, geometry, plan.rho, points[i]) / here - 1))
                 alone.append(worst_case(problem, geometry, plan.rho, seed=seed).value / here)
     count = f"{len(alone)} maxima"
     return [
-        Claim("worst cases of trained networks by the machinery, with 5 restarts", "0", off, off < 1e-6,
-              note=f"{count}; largest difference relative to the ascents in B that the correlations use"),
+        Claim("worst cases of trained networks by the general machinery", "0", off, off < 1e-6,
+              note=f"{count}; largest relative difference from the ascents in B that the correlations use; both start at "
+              "the maximiser of the second-order model and opposite to it"),
         Claim("ours: the default solver, a single ascent along the gradient, finds the maximum", "1", min(alone),
               min(alone) > 0.999, note=f"{count}; lowest share of it, mean {np.mean(alone):.3f}. Where the labels are "
               "fitted the gradient is rounding of the stop and says little: take restarts"),
@@ -189,7 +189,9 @@ def _machinery(plan: Plan, zoos: Sequence[Zoo], values: Sequence[Mapping[str, Te
 
 
 def _over_draws(rows: Sequence[Mapping[str, float]], name: str) -> tuple[float, tuple[float, float]]:
-    return mean_interval([row[name] for row in rows])
+    """The mean tau with its interval, which ends where taus do."""
+    mean, (low, high) = mean_interval([row[name] for row in rows])
+    return mean, (max(low, -1.0), min(high, 1.0))
 
 
 def _correlations(taus: Sequence[Mapping[str, float]], values: Sequence[Mapping[str, Tensor]]) -> list[Claim]:
@@ -234,8 +236,8 @@ def _reading(taus: Sequence[Mapping[str, float]], varied: Mapping[str, Sequence[
     signs = [_over_draws(rows, "geodesic")[0] < 0 for rows in varied.values()]
     return (
         f"Sharper networks tend to have the lower test loss here too (tau {means['adaptive']:.2f} adaptive, "
-        f"{means['geodesic']:.2f} geodesic), with the sign kept in {sum(signs)} of {len(signs)} other settings. Between "
-        f"the two there is {gap:+.3f} [{ends[0]:.3f}, {ends[1]:.3f}]: they differ by exp(2B) against (1 + B)^2 alone "
+        f"{means['geodesic']:.2f} geodesic), with the sign kept in {sum(signs)} of {len(signs)} other settings. "
+        f"Between the two there is {gap:+.3f} [{ends[0]:.3f}, {ends[1]:.3f}]: they differ by exp(2B) against (1 + B)^2 alone "
         f"and order the networks nearly alike. The init scale, which the paper does not state, has tau "
         f"{means['init']:.2f}: small starts give sparse solutions with few large entries, low test loss and a large "
         "max beta^2, which is what the worst case measures. The second metric depends on the ball: in the shares "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from spiritlevel.core.blocks import Pair
@@ -20,6 +19,7 @@ class ProductNet(nn.Module):
         u: the first weights, (d,).
         v: the second.
 
+    >>> import torch
     >>> ProductNet(torch.tensor([2.0, 1.0]), torch.tensor([3.0, 4.0]))(torch.tensor([[1.0, 10.0]])).item()
     46.0
     """

@@ -72,7 +72,7 @@ def diagonal_trust_region(linear: Tensor, curvature: Tensor, radius: float) -> P
 
 
 def _secular(linear: Tensor, gap: Tensor, along: Tensor, radius: float) -> Tensor:
-    """The ``mu > 0`` with ``|linear / (mu + gap)| = radius``, by halving in logarithms; NaN-free where there is none."""
+    """The ``mu > 0`` with ``|linear / (mu + gap)| = radius``, by halving in logarithms; finite where there is none."""
     tiny = torch.finfo(gap.dtype).tiny
     high = (linear.norm(dim=-1, keepdim=True) / radius).clamp_min(2 * tiny).log()
     low = (along / radius).clamp_min(tiny).log()
