@@ -180,9 +180,9 @@ def _machinery(plan: Plan, zoos: Sequence[Zoo], values: Sequence[Mapping[str, Te
     count = f"{len(alone)} maxima"
     return [
         Claim("worst cases of trained networks by the general machinery", "0", off, off < 1e-6,
-              note=f"{count}; largest relative difference from the ascents in B that the correlations use; both start at "
-              "the maximiser of the second-order model and opposite to it"),
-        Claim("ours: the default solver, a single ascent along the gradient, finds the maximum", "1", min(alone),
+              note=f"{count}; largest relative difference from the ascents in B that the correlations use; both start "
+              "at the maximiser of the second-order model and opposite to it"),
+        Claim("ours: the default solver, one ascent along the gradient, finds the maximum", "1", min(alone),
               min(alone) > 0.999, note=f"{count}; lowest share of it, mean {np.mean(alone):.3f}. Where the labels are "
               "fitted the gradient is rounding of the stop and says little: take restarts"),
     ]  # fmt: skip
@@ -237,8 +237,8 @@ def _reading(taus: Sequence[Mapping[str, float]], varied: Mapping[str, Sequence[
     return (
         f"Sharper networks tend to have the lower test loss here too (tau {means['adaptive']:.2f} adaptive, "
         f"{means['geodesic']:.2f} geodesic), with the sign kept in {sum(signs)} of {len(signs)} other settings. "
-        f"Between the two there is {gap:+.3f} [{ends[0]:.3f}, {ends[1]:.3f}]: they differ by exp(2B) against (1 + B)^2 alone "
-        f"and order the networks nearly alike. The init scale, which the paper does not state, has tau "
+        f"Between the two there is {gap:+.3f} [{ends[0]:.3f}, {ends[1]:.3f}]: they differ by exp(2B) against (1 + B)^2 "
+        f"alone and order the networks nearly alike. The init scale, which the paper does not state, has tau "
         f"{means['init']:.2f}: small starts give sparse solutions with few large entries, low test loss and a large "
         "max beta^2, which is what the worst case measures. The second metric depends on the ball: in the shares "
         f"|B| <= rho of the first one it says the same ({means['cross, |B|']:.2f}), in its own ball the opposite "

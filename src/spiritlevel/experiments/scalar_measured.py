@@ -13,7 +13,7 @@ from spiritlevel.core.progress import Advance
 from spiritlevel.experiments.products import pairs, problem_of
 from spiritlevel.experiments.scalar_forms import FIELDS
 from spiritlevel.geometry import Euclidean, Geometry, Quotient
-from spiritlevel.measures import gradient_norm, worst_case
+from spiritlevel.measures import gradient_norm, hessian_trace, worst_case
 from spiritlevel.problem import Problem
 from spiritlevel.solvers import SphereAscent
 from spiritlevel.symmetry import move_along_orbit
