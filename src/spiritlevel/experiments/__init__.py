@@ -3,12 +3,14 @@
 from spiritlevel.experiments import (
     adam_sparse,
     adaptive_optimisers,
+    diagonal_networks,
     reparam_figure2,
     reparam_laplace,
     reparam_ntk,
     reparam_optimisers,
     reparam_toy,
     sam_digits,
+    scalar_toy,
     vit_report,
 )
 from spiritlevel.experiments.base import EXPERIMENTS, Claim, Experiment, Report
@@ -20,11 +22,13 @@ __all__ = [
     "Report",
     "adam_sparse",
     "adaptive_optimisers",
+    "diagonal_networks",
     "reparam_figure2",
     "reparam_laplace",
     "reparam_ntk",
     "reparam_optimisers",
     "reparam_toy",
     "sam_digits",
+    "scalar_toy",
     "vit_report",
 ]
