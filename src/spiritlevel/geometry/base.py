@@ -293,6 +293,9 @@ class Geometry(ABC):
     blocks: Sequence[Block] | None = None
     """The symmetries it was given; None where it was given none."""
 
+    kinds: str | tuple[str, ...] | None = None
+    """Which kinds of symmetries it asks the model for; None for the model's default."""
+
     def chart(self, weights: Weights, blocks: Sequence[Block] = ()) -> Chart:
         """Coordinates at ``weights``.
 
