@@ -160,7 +160,11 @@ def test_without_relaxation_it_is_the_exact_number_and_with_it_the_orbit_shows()
     other = build_vit()
     other.load_state_dict(move_along_orbit(model, problem.symmetries, condition=100.0))
     there = vit_problem(other)
-    for geometry, kept in ((Quotient(), True), (Quotient(relaxation=0.1), False), (Quotient(norm="elementwise"), False)):
+    for geometry, kept in (
+        (Quotient(), True),
+        (Quotient(relaxation=0.1), False),
+        (Quotient(norm="elementwise"), False),
+    ):
         ratio = gradient_norm(there, geometry).value / gradient_norm(problem, geometry).value
         assert (abs(ratio - 1) < 1e-8) is kept
 

@@ -1,7 +1,9 @@
 """Each table and figure of the papers as a function that returns data, and draws it."""
 
 from spiritlevel.experiments import (
+    ablations,
     adam_sparse,
+    orbit,
     reparam_figure2,
     reparam_laplace,
     reparam_ntk,
@@ -17,7 +19,9 @@ __all__ = [
     "Claim",
     "Experiment",
     "Report",
+    "ablations",
     "adam_sparse",
+    "orbit",
     "reparam_figure2",
     "reparam_laplace",
     "reparam_ntk",

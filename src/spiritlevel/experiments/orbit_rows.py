@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,19 @@ from spiritlevel.solvers import SphereAscent
 from spiritlevel.study.radii import radius_of_rise
 from spiritlevel.symmetry import find_symmetries
 
-__all__ = ["ASCENT", "CONDITIONS", "MEASURES", "SCALES", "Move", "Row", "Size", "along_the_orbit", "invariant", "moved", "radii_of_rise"]
+__all__ = [
+    "ASCENT",
+    "CONDITIONS",
+    "MEASURES",
+    "SCALES",
+    "Move",
+    "Row",
+    "Size",
+    "along_the_orbit",
+    "invariant",
+    "moved",
+    "radii_of_rise",
+]
 
 SCALES = (1e-2, 1e-1, 1.0, 1e1, 1e2)
 CONDITIONS = (1.0, 1e1, 1e2, 1e3, 1e4)

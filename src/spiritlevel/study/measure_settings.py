@@ -73,7 +73,9 @@ class GeometrySettings(Settings):
     metric: Annotated[str, _known("metric", METRICS)] = "inverse_gram"
     curve: Literal["exact", "second_order", "first_order", "straight", "geodesic"] | None = None
     rest: Literal["elementwise", "euclidean"] = "elementwise"
-    symmetries: Literal["all"] | tuple[Annotated[str, _known("kind of symmetry", dict.fromkeys(KINDS))], ...] | None = None
+    symmetries: Literal["all"] | tuple[Annotated[str, _known("kind of symmetry", dict.fromkeys(KINDS))], ...] | None = (
+        None
+    )
     norm: Literal["metric", "elementwise", "euclidean"] = "metric"
     relaxation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
@@ -85,7 +87,9 @@ class GeometrySettings(Settings):
             raise ValueError(f"expected a curve of {self.kind} out of {', '.join(allowed) or 'none'}; got {self.curve}")
         own = {"metric", "rest", "symmetries", "norm", "relaxation"} & self.model_fields_set
         if self.kind != "quotient" and own:
-            raise ValueError(f"expected metric and rest for the quotient only, got {', '.join(sorted(own))} for {self.kind}")
+            raise ValueError(
+                f"expected metric and rest for the quotient only, got {', '.join(sorted(own))} for {self.kind}"
+            )
         if self.relaxation and (self.metric, self.norm) != ("inverse_gram", "metric"):
             raise ValueError("expected relaxation with the norm of inverse_gram only: nothing else is inverted")
         return self
