@@ -46,6 +46,7 @@ class Setting:
         step: images of a step of fine-tuning.
         clip: longest gradient.
         epochs: fewest and most of a fine-tuning.
+        more: epochs that it may go on for, to reach the level.
         hidden: width of the networks.
         layers: their depth.
         heads: of each layer.
@@ -60,13 +61,14 @@ class Setting:
     test: int = 2_500
     measured: int = 512
     batch: int = 128
-    level: float = 0.3
+    level: float = 0.35
     every: int = 10
     step: int = 64
     clip: float = 1.0
     epochs: tuple[int, int] = (3, 12)
+    more: int = 6
     hidden: int = 48
-    layers: int = 3
+    layers: int = 2
     heads: int = 4
     spread: float = 0.08
 
@@ -126,26 +128,34 @@ def error_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def fine_tuned(first: nn.Module, data: tuple[Tensor, Tensor], recipe: Recipe, setting: Setting) -> Trained:
-    """One training of all epochs, with the network at the level kept on the way, where it gets there.
+    """One training, with the network kept where its epochs end, and where it first is at the level.
 
     The loss on the measured images is looked at every so many steps. On the stretch on which it first falls below the
     level, the point where it is at the level, to within 1 % and not above it, is found by bisection between the weights
-    at both ends. A training that is not there when it ends takes no part in the second design.
+    at both ends. A training that is not there when its epochs end goes on, for the second design only, at half its
+    learning rate, for up to so many epochs more; if it never gets there, it takes no part in that design.
     """
     began, run = time.process_time(), _Run(first, data, recipe, setting)
     models: dict[str, nn.Module] = {}
-    reached: dict[str, float] = {}
+    facts: dict[str, Any] = {}
     while run.step < run.total:
-        before = run.weights()
-        run.stretch(min(setting.every, run.total - run.step))
-        if LEVEL not in models and (loss := run.loss()) <= setting.level:
-            models[LEVEL], at = run.at_level(before, loss)
-            reached = {"loss at level": at, "steps to level": run.step}
+        _stretch(run, setting, run.total, models, facts)
     loss = run.loss()
     if math.isfinite(loss) and all_finite(run.weights().values()):
-        models[END] = run.model
+        models[END] = copy.deepcopy(run.model)
+        while LEVEL not in models and run.step < run.last:
+            _stretch(run, setting, run.last, models, facts)
     seconds = time.process_time() - began
-    return Trained(models, {**recipe.to_dict(), "steps": run.step, "loss": loss, **reached, "seconds": seconds})
+    return Trained(models, {**recipe.to_dict(), "steps": run.total, "loss": loss, **facts, "seconds": seconds})
+
+
+def _stretch(run: _Run, setting: Setting, last: int, models: dict[str, nn.Module], facts: dict[str, Any]) -> None:
+    """Some steps, and the network at the level if it came there on the way."""
+    before = run.weights()
+    run.stretch(min(setting.every, last - run.step))
+    if LEVEL not in models and (loss := run.loss()) <= setting.level:
+        models[LEVEL], facts["loss at level"] = run.at_level(before, loss)
+        facts["steps to level"] = run.step
 
 
 class _Run:
@@ -156,17 +166,15 @@ class _Run:
         self._generator = torch.Generator().manual_seed(recipe.seed)
         self._rng = np.random.default_rng(recipe.seed)
         self.model = copy.deepcopy(first).eval()
-        head: Any = self.model.classifier
-        with torch.no_grad():
-            head.weight.normal_(0, setting.spread, generator=self._generator)
-            head.bias.zero_()
         parameters = list(self.model.parameters())
         self._optimizer: torch.optim.Optimizer = (
             torch.optim.AdamW(parameters, recipe.learning_rate, weight_decay=0.0)
             if recipe.optimizer == "adamw"
             else torch.optim.SGD(parameters, recipe.learning_rate, momentum=0.9, nesterov=True)
         )
-        self.step, self.total = 0, recipe.epochs * -(-len(self._x) // setting.step)
+        epoch = -(-len(self._x) // setting.step)
+        self.step, self.total = 0, recipe.epochs * epoch
+        self.last = self.total + setting.more * epoch
         self._order: list[Tensor] = []
 
     def stretch(self, steps: int) -> None:
@@ -188,10 +196,12 @@ class _Run:
             self._optimizer.step()
 
     def _share(self) -> float:
-        """Of the learning rate: a warm-up over a twentieth of the steps, then a cosine to 0."""
+        """Of the learning rate: a warm-up over a twentieth of the steps, a cosine to 0; after its end half of it."""
         warm = max(self.total // 20, 1)
         if self.step <= warm:
             return self.step / warm
+        if self.step > self.total:
+            return 0.5
         return 0.5 * (1 + math.cos(math.pi * (self.step - warm) / (self.total - warm + 1)))
 
     def _objective(self, rows: Tensor) -> Tensor:
@@ -240,10 +250,9 @@ def _between(model: nn.Module, before: dict[str, Tensor], after: dict[str, Tenso
 
 
 def _augmented(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Each image flipped or not, turned and moved by its own random amount."""
-    draws = torch.rand(len(x), 4, generator=generator) * 2 - 1
-    angle, shift = draws[:, 0] * math.radians(20) * strength, draws[:, 1:3] * (strength * 3 * 2 / x.shape[-1])
-    flip = draws[:, 3].sign()
-    rows = torch.stack([flip * angle.cos(), -angle.sin(), shift[:, 0], flip * angle.sin(), angle.cos(), shift[:, 1]], 1)
+    """Each image turned and moved by its own random amount."""
+    draws = torch.rand(len(x), 3, generator=generator) * 2 - 1
+    angle, shift = draws[:, 0] * math.radians(10) * strength, draws[:, 1:] * (strength * 2 * 2 / x.shape[-1])
+    rows = torch.stack([angle.cos(), -angle.sin(), shift[:, 0], angle.sin(), angle.cos(), shift[:, 1]], 1)
     grid = F.affine_grid(rows.view(-1, 2, 3), list(x.shape), align_corners=False)
     return F.grid_sample(x + 1, grid, align_corners=False) - 1  # outside there is the background: -1

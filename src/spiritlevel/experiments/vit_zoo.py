@@ -55,10 +55,10 @@ MEASURES: tuple[dict[str, Any], ...] = (
         "measure": "geodesic",
         "name": "geodesic-cross",
         "geometry": {"kind": "quotient", "metric": "cross_gram", "curve": "second_order"},
-        "rho": [0.05, 0.1, 0.2],
+        "rho": [0.0125, 0.025, 0.05],
     },
-    {"measure": "adaptive", "rho": [0.25, 0.5, 1.0]},
-    {"measure": "adaptive-linf", "rho": [0.001, 0.002, 0.004], "solver": "autopgd", "steps": 10},
+    {"measure": "adaptive", "rho": [0.2, 0.4, 0.8]},
+    {"measure": "adaptive-linf", "rho": [0.002, 0.004, 0.008], "solver": "autopgd", "steps": 10},
 )
 
 
