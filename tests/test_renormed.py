@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 import oracles
+import spiritlevel as sl
 from conftest import build_vit
 from spiritlevel import Problem, Quotient, gradient_norm, hessian_trace, move_along_orbit, worst_case
 from spiritlevel.core.blocks import Pair
 from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Chart
+from spiritlevel.optim import SAM, rules
+from spiritlevel.reparam import Scaling, reparametrised
 from spiritlevel.solvers import SphereAscent
 from test_geometry import CASES, Case, normal
 from test_pull_back import by_both
@@ -189,6 +192,11 @@ def test_kinds_of_blocks_are_asked_of_the_model() -> None:
     assert many == problem.chart(Quotient(blocks=blocks)).dimension
     assert problem.blocks_of(Quotient(blocks=blocks)) is blocks
     assert any(not isinstance(b, Pair) for b in blocks)
+    change = Scaling(dict.fromkeys(problem.weights, 2.0))  # parameters twice as large: the blocks are the original's
+    there = gradient_norm(reparametrised(problem, change), Quotient(kinds=("attention", "norm")).transported(change))
+    own = gradient_norm(problem, Quotient(kinds=("attention", "norm")))
+    assert there.settings["dimension"] == own.settings["dimension"] == many
+    assert there.value == pytest.approx(own.value, rel=1e-9)
 
 
 def test_words_and_refusals() -> None:
@@ -203,3 +211,19 @@ def test_words_and_refusals() -> None:
         Quotient("cross_gram", relaxation=0.1)
     with pytest.raises(ArgumentError, match="expected either blocks or kinds"):
         Quotient(blocks=[], kinds="all")
+
+
+def test_a_sam_step_takes_the_kinds_of_its_geometry() -> None:
+    # Kills: the default blocks where others were asked for.
+    model = build_vit()
+    images, labels = torch.randn(6, 1, 8, 8, dtype=F64), torch.tensor([0, 1, 2, 0, 1, 2])
+
+    def step(geometry: Quotient) -> Tensor:
+        twin = build_vit()
+        sam = SAM(torch.optim.SGD(twin.parameters(), 0.1), rules.GeodesicSAM(0.1, geometry), model=twin)
+        sam.step(lambda: torch.nn.functional.cross_entropy(twin(images).logits, labels))
+        return torch.cat([p.detach().reshape(-1) for p in twin.parameters()])
+
+    blocks = sl.find_symmetries(model, kinds="translation")
+    assert torch.equal(step(Quotient(kinds="translation")), step(Quotient(blocks=blocks)))
+    assert not torch.equal(step(Quotient(kinds="translation")), step(Quotient()))

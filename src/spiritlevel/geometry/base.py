@@ -351,7 +351,7 @@ class Transported(Geometry):
 
     def __init__(self, original: Geometry, change: ChangeOfVariables) -> None:
         self.original, self.change = original, change
-        self.needs_blocks, self.blocks = original.needs_blocks, original.blocks
+        self.needs_blocks, self.blocks, self.kinds = original.needs_blocks, original.blocks, original.kinds
 
     def chart(self, weights: Weights, blocks: Sequence[Block] = ()) -> Chart:
         with torch.no_grad():
