@@ -83,7 +83,7 @@ def test_what_is_not_there_is_said(zoo: ZooFolder) -> None:
         Ablation(3, ("end",), left_out=("exact",)).variants  # noqa: B018
     table = StudyTable(("a",), {}, {}, {"test_gap": np.zeros(1)})
     with pytest.raises(DataError, match="expected one column exact@RADIUS"):
-        effects_of(table, VARIANTS[:1], [0], "test_gap", 0)
+        effects_of(table, table, VARIANTS[:1], [0], "test_gap", 0)
 
 
 def table_of(changes: dict[str, Any], n: int = 30, seed: int = 0) -> tuple[StudyTable, np.ndarray[Any, Any]]:
@@ -100,7 +100,7 @@ def table_of(changes: dict[str, Any], n: int = 30, seed: int = 0) -> tuple[Study
 def effects(changes: dict[str, Any], n: int = 30) -> Effects:
     table, _ = table_of(changes, n)
     chosen = [v for v in VARIANTS if v in BASES or v.name in changes]
-    return effects_of(table, chosen, range(n), "test_gap", 0)
+    return effects_of(table, table, chosen, range(n), "test_gap", 0)
 
 
 def test_changes_are_paired_and_in_the_direction_of_the_base() -> None:
@@ -150,9 +150,15 @@ def test_fewer_batches_are_the_first_of_them() -> None:
     table, gap = table_of({})
     assert prefix(table, "exact@0.1", [0, 3], 1) == pytest.approx(table.complexity["exact@0.1"][[0, 3]] * 0.5)
     assert prefix(table, "exact@0.1", [2], 4) == pytest.approx(table.complexity["exact@0.1"][[2]])
-    found = effects_of(table, BASES, range(30), "test_gap", 0)
-    assert [k for k, *_ in found.batches["exact"]] == [1, 2]
+    found = effects_of(table, table, BASES, range(30), "test_gap", 0)
+    assert [k for k, *_ in found.batches["exact"]] == [1, 2, 4]
     assert found.batches["exact"][0][1].value == pytest.approx(tau_b(table.complexity["exact@0.1"], gap))
+    assert found.batches["exact"][-1][2] == Interval(0.0, 0.0, 0.0)
+    rng = np.random.default_rng(1)
+    noisy = {k: tuple((float(rng.normal()), v, v) for v in x) for k, x in table.complexity.items()}
+    other = effects_of(table, replace(table, per_batch=noisy), BASES, range(30), "test_gap", 0).batches["exact"]
+    assert [k for k, *_ in other] == [1, 2, 3]
+    assert other[0][2].value == pytest.approx(-(other[0][1].value - other[-1][1].value))  # the base has a negative tau
 
 
 def test_failed_networks_are_counted_and_left_out() -> None:
@@ -202,7 +208,9 @@ def test_the_report_of_a_small_zoo(zoo: ZooFolder, tmp_path: Path) -> None:
     assert data["designs"]["end"]["networks"] == 4
     assert set(data["other targets"]["end"]) == {"shifted_gap"}
     assert "geodesic sharpness has tau" in found.reading
-    assert sum("change of tau" in c.what for c in found.claims) == 3
+    assert sum("change of tau" in c.what for c in found.claims) == 3 + 2 * 1  # one of two batches, in both metrics
+    batches = data["designs"]["end"]["batches"]["exact"]
+    assert [b["batches"] for b in batches] == [1, 2]
 
 
 @pytest.mark.slow  # all variants, the integrated geodesics and all kinds of symmetries among them

@@ -18,6 +18,7 @@ from spiritlevel.study.statistics.resamples import Interval, Resamples, two_side
 __all__ = ["Effect", "Effects", "effects_of", "prefix"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+_TARGET = "the target"
 _RESAMPLES = 4000  # ours: enough for a Holm-corrected 5 % among 17 comparisons, each way
 
 
@@ -55,7 +56,8 @@ class Effects:
         count: networks.
         target: column of ``gen``.
         rows: by name of the variant.
-        batches: for the bases, the number of batches, tau of the mean over the first so many, and the change to all.
+        batches: for the bases, numbers of batches, tau of the mean over the first so many, and how far that is from
+            tau with all of them, in the direction of the base.
         losses: the resamples of each variant's change, to compare changes with each other.
     """
 
@@ -72,22 +74,31 @@ class Effects:
         return _interval(np.abs(self.losses[one]) - np.abs(self.losses[other]))
 
 
-def effects_of(table: StudyTable, variants: Sequence[Variant], rows: Sequence[int], target: str, seed: int) -> Effects:
-    """Compare on some rows of a study's table."""
+def effects_of(
+    table: StudyTable, batches: StudyTable, variants: Sequence[Variant], rows: Sequence[int], target: str, seed: int
+) -> Effects:
+    """Compare on some rows of a study's table.
+
+    Args:
+        table: from `measured_ablations`.
+        batches: from `measured_batches`, with the same rows.
+        variants: what to compare.
+        rows: the networks.
+        target: column of ``gen``.
+        seed: of the resamples.
+    """
     names = {v.name: _column(table, v.name) for v in variants}
     chosen = list(rows)
+    whole = {b.name: _column(batches, b.name) for b in BASES}
+    counts = {b.name: _counts(batches, whole[b.name], chosen) for b in BASES}
     columns = {name: table.complexity[column][chosen] for name, column in names.items()}
     aim = table.gen[target][chosen]
-    prefixes = {
-        f"{b.name} {k}": prefix(table, names[b.name], chosen, k)
-        for b in BASES
-        for k in _counts(table, names[b.name], chosen)
-    }
-    resamples = Resamples({**columns, **prefixes, " target": aim}, _RESAMPLES, seed)
+    prefixes = {f"{n} {k}": prefix(batches, whole[n], chosen, k) for n, ks in counts.items() for k in ks}
+    resamples = Resamples({**columns, **prefixes, _TARGET: aim}, _RESAMPLES, seed)
     draws = np.random.default_rng(seed).multinomial(len(chosen), np.full(len(chosen), 1 / len(chosen)), _RESAMPLES)
-    signs = {b.name: -1.0 if resamples.taus(b.name, " target")[0] < 0 else 1.0 for b in BASES}
+    signs = {b.name: -1.0 if resamples.taus(b.name, _TARGET)[0] < 0 else 1.0 for b in BASES}
     losses = {
-        v.name: signs[v.base] * (resamples.taus(v.name, " target") - resamples.taus(v.base, " target"))
+        v.name: signs[v.base] * (resamples.taus(v.name, _TARGET) - resamples.taus(v.base, _TARGET))
         for v in variants
         if v.base is not None
     }
@@ -98,7 +109,7 @@ def effects_of(table: StudyTable, variants: Sequence[Variant], rows: Sequence[in
         found[v.name] = Effect(
             v,
             float(names[v.name].rpartition("@")[2]),
-            resamples.interval(resamples.taus(v.name, " target")),
+            resamples.interval(resamples.taus(v.name, _TARGET)),
             None if base is None else resamples.interval(losses[v.name]),
             corrected.get(v.name, math.nan),
             None if base is None else _ratio(columns[v.name], base, draws),
@@ -106,12 +117,10 @@ def effects_of(table: StudyTable, variants: Sequence[Variant], rows: Sequence[in
             int((~np.isfinite(columns[v.name])).sum()),
         )
     steps = {}
-    for b in BASES:
-        taus = {k: resamples.taus(f"{b.name} {k}", " target") for k in _counts(table, names[b.name], chosen)}
-        whole = resamples.taus(b.name, " target")
-        steps[b.name] = [
-            (k, resamples.interval(x), resamples.interval(signs[b.name] * (x - whole))) for k, x in taus.items()
-        ]
+    for n, ks in counts.items():
+        taus = {k: resamples.taus(f"{n} {k}", _TARGET) for k in ks}
+        changes = {k: signs[n] * (x - taus[ks[-1]]) for k, x in taus.items()}
+        steps[n] = [(k, resamples.interval(taus[k]), resamples.interval(changes[k])) for k in ks]
     return Effects(len(chosen), target, found, steps, losses)
 
 
@@ -122,9 +131,9 @@ def prefix(table: StudyTable, column: str, rows: Sequence[int], batches: int) ->
 
 
 def _counts(table: StudyTable, column: str, rows: Sequence[int]) -> list[int]:
-    """1, 2, 4, ... batches, below all of them."""
-    there = min((len(b) for i in rows if (b := table.per_batch.get(column, [()] * len(table))[i])), default=0)
-    return [2**k for k in range(there.bit_length()) if 2**k < there]
+    """1, 2, 4, ... batches, and all of them."""
+    there = min((len(b) for i in rows if (b := table.per_batch[column][i])), default=1)
+    return [*(2**k for k in range(there.bit_length()) if 2**k < there), there]
 
 
 def _column(table: StudyTable, name: str) -> str:

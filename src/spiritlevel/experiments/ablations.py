@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from spiritlevel.core.drawing import BLUE, COLOURS, GREY, ORANGE, panels
 from spiritlevel.experiments.ablation_findings import Effect, Effects, effects_of
-from spiritlevel.experiments.ablation_plan import BASES, EXACT, RELAXATIONS, Ablation, measured_ablations
+from spiritlevel.experiments.ablation_plan import (
+    BASES,
+    EXACT,
+    RELAXATIONS,
+    Ablation,
+    measured_ablations,
+    measured_batches,
+)
 from spiritlevel.experiments.base import EXPERIMENTS, Claim, Experiment, Report
 from spiritlevel.experiments.vit_training import END, LEVEL
 from spiritlevel.experiments.vit_zoo import prepare_vit_zoo
@@ -22,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FULL", "QUICK", "ablations", "report_ablations"]
 
-QUICK = Ablation(10, (END,), examples=128, judges=2)
-FULL = Ablation(76, (END, LEVEL))
+QUICK = Ablation(8, (END,), examples=64, many=128, judges=2)
+FULL = Ablation(48, (END, LEVEL), examples=256, many=512)
 SMALL = 0.1
 """Ours: a change of tau whose whole interval is below this in size is called small."""
 
@@ -38,17 +45,23 @@ def report_ablations(
 ) -> Report:
     """Measure what is missing, and judge."""
     table = measured_ablations(zoo, ablation, store)
-    found = {d: _of_design(table, ablation, d, target, seed) for d in ablation.designs}
+    radii = {c.rpartition("@")[0]: float(c.rpartition("@")[2]) for c in table.complexity if "@" in c}
+    batches = measured_batches(zoo, ablation, radii, store)
+
+    def of(design: str, target: str) -> Effects:
+        rows = [i for i, name in enumerate(table.names) if name.endswith(f"-{design}")]
+        return effects_of(table, batches, ablation.variants, rows, target, seed)
+
+    found = {d: of(d, target) for d in ablation.designs}
     claims = [c for design, effects in found.items() for c in _claims(design, effects)]
     shifts = {
-        d: {t: _plain(_of_design(table, ablation, d, t, seed)) for t in table.gen if t.endswith("_gap") and t != target}
-        for d in ablation.designs
+        d: {t: _plain(of(d, t)) for t in table.gen if t.endswith("_gap") and t != target} for d in ablation.designs
     }
     settings = {
         **asdict(ablation),
         "target": target,
         "networks measured": {d: e.count for d, e in found.items()},
-        "radii": {name: row.rho for name, row in next(iter(found.values())).rows.items()},
+        "radii": radii,
         "small": SMALL,
         "seed": seed,
         "chosen": "norms that take the place of the one that is off, radii, relaxations, networks: all unstated",
@@ -58,11 +71,6 @@ def report_ablations(
     return Report(
         "ablations", title, tuple(claims), settings, data, {"ablations": _draw(found)}, _reading(found, table)
     )
-
-
-def _of_design(table: StudyTable, ablation: Ablation, design: str, target: str, seed: int) -> Effects:
-    rows = [i for i, name in enumerate(table.names) if name.endswith(f"-{design}")]
-    return effects_of(table, ablation.variants, rows, target, seed)
 
 
 def _values(table: StudyTable) -> dict[str, Any]:
@@ -98,6 +106,10 @@ def _ends(interval: Interval | None) -> list[float] | None:
 def _claims(design: str, effects: Effects) -> Iterator[Claim]:
     at = f"{design}: "
     yield from _papers(at, effects)
+    for name, steps in effects.batches.items():
+        for k, tau, change in steps[:-1]:
+            what = f"{at}{effects.rows[name].variant.words}: change of tau with {k} of {steps[-1][0]} batches"
+            yield Claim(what, "not stated", change.value, None, (change.low, change.high), f"tau {tau}")
     for row in effects.rows.values():
         notes = [f"rho {row.rho:g}"]
         if row.ratio is not None:
@@ -196,8 +208,6 @@ def _batches(axes: Any, found: Mapping[str, Effects]) -> None:
         for base in BASES:
             colour, style = next(styles)
             steps = [(k, tau) for k, tau, _ in effects.batches[base.name]]
-            whole = effects.rows[base.name].tau
-            steps.append((steps[-1][0] * 2 if steps else 1, whole))
             label = f"{design}, {base.words.split(',')[0]}"
             axes.plot([k for k, _ in steps], [t.value for _, t in steps], style, color=colour, ms=4, label=label)
             axes.fill_between([k for k, _ in steps], [t.low for _, t in steps], [t.high for _, t in steps],

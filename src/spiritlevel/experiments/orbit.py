@@ -79,10 +79,22 @@ def orbit(quick: bool, seed: int) -> Report:
         "Measures along the orbit of a trained vision transformer",
         tuple(claims(rows)),
         settings,
-        {"rows": [{**asdict(r), "change": r.change} for r in rows]},
+        _data(rows),
         {"orbit": draw(rows)},
         reading(rows),
     )
+
+
+def _data(rows: Sequence[Row]) -> dict[str, Any]:
+    """The numbers behind everything: the moves, and each measure before and after all of them, to twelve digits."""
+    keys = ("precision", "scale", "condition", "seed", "output", "dead")
+    first = [r for r in rows if r.measure == rows[0].measure]
+    values: dict[str, Any] = {}
+    for r in rows:
+        of = values.setdefault(r.measure, {"before": {}, "after": []})
+        of["before"][r.precision] = r.before
+        of["after"].append(float(f"{r.after:.12g}"))
+    return {"moves": {k: [getattr(r, k) for r in first] for k in keys}, "values": values}
 
 
 def claims(rows: Sequence[Row]) -> Iterator[Claim]:
