@@ -1,9 +1,11 @@
 """Each table and figure of the papers as a function that returns data, and draws it."""
 
 from spiritlevel.experiments import (
+    ablations,
     adam_sparse,
     adaptive_optimisers,
     diagonal_networks,
+    orbit,
     reparam_figure2,
     reparam_laplace,
     reparam_ntk,
@@ -20,9 +22,11 @@ __all__ = [
     "Claim",
     "Experiment",
     "Report",
+    "ablations",
     "adam_sparse",
     "adaptive_optimisers",
     "diagonal_networks",
+    "orbit",
     "reparam_figure2",
     "reparam_laplace",
     "reparam_ntk",

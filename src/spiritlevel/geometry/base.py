@@ -356,6 +356,9 @@ class Geometry(ABC):
     blocks: Sequence[Block] | None = None
     """The symmetries it was given; None where it was given none."""
 
+    kinds: str | tuple[str, ...] | None = None
+    """Which kinds of symmetries it asks the model for; None for the model's default."""
+
     def chart(self, weights: Weights, blocks: Sequence[Block] = ()) -> Chart:
         """Coordinates at ``weights``.
 
@@ -411,7 +414,7 @@ class Transported(Geometry):
 
     def __init__(self, original: Geometry, change: ChangeOfVariables) -> None:
         self.original, self.change = original, change
-        self.needs_blocks, self.blocks = original.needs_blocks, original.blocks
+        self.needs_blocks, self.blocks, self.kinds = original.needs_blocks, original.blocks, original.kinds
 
     def chart(self, weights: Weights, blocks: Sequence[Block] = ()) -> Chart:
         with torch.no_grad():

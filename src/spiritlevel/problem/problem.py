@@ -94,6 +94,7 @@ class Problem:
         self._names = _chosen(self.model, parameters)
         self._checked = False
         self._verified: Sequence[Block] | None = None
+        self._of_kinds: dict[str | tuple[str, ...], Symmetries] = {}
         self.self_checked: float | None = None  # error of a Hessian product, see `check_second_derivatives`
 
     @property
@@ -106,6 +107,18 @@ class Problem:
     def symmetries(self) -> Symmetries:
         """What the geometry quotients by when it is not told."""
         return find_symmetries(self._plain, parameters=self._names)
+
+    def blocks_of(self, geometry: Geometry) -> Sequence[Block]:
+        """What a geometry quotients by: its own blocks, or the kinds it asks for, or the model's default."""
+        if geometry.blocks is not None:
+            return geometry.blocks
+        if geometry.kinds is None:
+            return self.symmetries
+        if geometry.kinds not in self._of_kinds:
+            batch = next(self.batches())
+            found = find_symmetries(self.model, parameters=self._names, kinds=geometry.kinds, batch=batch)
+            self._of_kinds[geometry.kinds] = found
+        return self._of_kinds[geometry.kinds]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -190,7 +203,7 @@ class Problem:
         self.check()
         if not geometry.needs_blocks:
             return geometry.chart(self.weights)
-        blocks = self.symmetries if geometry.blocks is None else geometry.blocks
+        blocks = self.blocks_of(geometry)
         self.verify(blocks)
         return geometry.chart(self.weights, blocks)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from spiritlevel.core.blocks import Symmetries
+from spiritlevel.core.blocks import Block, Symmetries
 from spiritlevel.core.evaluation import measurable
 from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Chart, Geometry
@@ -60,6 +60,9 @@ class ReparametrisedProblem(Problem):
     def symmetries(self) -> Symmetries:  # blocks of the original parameters
         return self.original.symmetries
 
+    def blocks_of(self, geometry: Geometry) -> Sequence[Block]:
+        return self.original.blocks_of(geometry)
+
     @property
     def settings(self) -> dict[str, Any]:
         return {**super().settings, "parameters as": str(self.change)}
@@ -68,7 +71,7 @@ class ReparametrisedProblem(Problem):
         if not geometry.needs_blocks:
             return super().chart(geometry)
         self.check()
-        blocks = self.symmetries if geometry.blocks is None else geometry.blocks
+        blocks = self.blocks_of(geometry)
         self.original.verify(blocks)
         return geometry.chart(self.weights, blocks)
 

@@ -19,7 +19,7 @@ import torch
 from spiritlevel.core.results import Measurement
 from spiritlevel.errors import RanksError
 from spiritlevel.geometry import Quotient
-from spiritlevel.measures import MEASURES, Options
+from spiritlevel.measures import MEASURES, CurvatureOptions, Options
 from spiritlevel.study.config import Measure, StudyConfig
 from spiritlevel.study.identity import identity
 from spiritlevel.study.session import MEASURED, TRAIN, Bench, Session
@@ -178,6 +178,7 @@ def measured(bench: Bench, measure: Measure, radii: tuple[float, ...]) -> list[M
         solver=measure.search,
         samples=measure.samples,
         seed=seed,
+        curvature=CurvatureOptions() if measure.curvature is None else measure.curvature.build(),
     )
     return MEASURES[measure.measure].run(bench.problem, options)
 
@@ -218,7 +219,9 @@ def _common(config: StudyConfig) -> dict[str, Any]:
 def measure_settings(session: Session, measure: Measure) -> dict[str, Any]:
     """What fixes a measure, apart from its radii."""
     config = session.config
+    curvature = {} if measure.curvature is None else measure.curvature.model_dump(exclude_none=True)
     return {
+        **({"curvature": curvature} if curvature else {}),
         "what": measure.measure,
         "geometry": None if measure.space is None else str(measure.space),
         "solver": None if measure.search is None else str(measure.search),

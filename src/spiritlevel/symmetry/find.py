@@ -19,20 +19,21 @@ from spiritlevel.symmetry.flows import FLOWS
 from spiritlevel.symmetry.trace import few_examples, trace
 from spiritlevel.symmetry.verify import violations
 
-__all__ = ["BY_STRUCTURE", "KINDS", "find_symmetries"]
+__all__ = ["BY_STRUCTURE", "KINDS", "USUAL", "find_symmetries"]
 
 BY_STRUCTURE = ("attention", "lora", "translation")
 """Kinds that adapters find in a model's structure alone."""
 KINDS = (*BY_STRUCTURE, *FLOWS)
 """Every kind there is."""
-_USUAL = ("attention", "lora")
+USUAL = ("attention", "lora")
+"""What is looked for where nobody asks for more."""
 _PLAIN = "no symmetry known to act on them"
 
 
 def find_symmetries(
     model: nn.Module,
     parameters: Iterable[str] | None = None,
-    kinds: str | Iterable[str] = _USUAL,
+    kinds: str | Iterable[str] = USUAL,
     batch: Any = None,
 ) -> Symmetries:
     """The blocks of a model and what stays elementwise, with the reason.
