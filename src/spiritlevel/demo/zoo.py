@@ -25,7 +25,7 @@ from spiritlevel.demo.recipes import Recipe
 from spiritlevel.demo.training import Settings, train_to_level
 from spiritlevel.errors import ArgumentError, ModelError
 
-__all__ = ["Member", "cores", "make_zoo", "members"]
+__all__ = ["Member", "cores", "make_zoo", "members", "without_bars"]
 
 _RECORD = "training.json"
 
@@ -159,7 +159,7 @@ def _train_one(folder: Path, recipe: Recipe, settings: Settings) -> Member:
         recipe.name, recipe.to_dict(), trained.steps, trained.loss, trained.reached, time.process_time() - began
     )
     part = folder / f".{recipe.name}.{os.getpid()}"
-    with _quiet():
+    with without_bars():
         trained.model.save_pretrained(part, safe_serialization=True)  # type: ignore[operator]  # transformers'
     (part / _RECORD).write_text(json.dumps(member.__dict__, indent=1) + "\n", encoding="utf-8")
     target = folder / ("zoo" if member.reached else "left-out") / recipe.name
@@ -171,8 +171,8 @@ def _train_one(folder: Path, recipe: Recipe, settings: Settings) -> Member:
 
 
 @contextmanager
-def _quiet() -> Any:
-    """No bars of transformers' own."""
+def without_bars() -> Any:
+    """No progress bars of transformers' own for a while."""
     logging = optional("transformers").logging
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
