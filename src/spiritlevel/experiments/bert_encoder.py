@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from spiritlevel.demo.zoo import without_bars
 from spiritlevel.errors import MissingDependencyError
 
-__all__ = ["Encoded", "TextTask", "Texts", "cut_to_vocabulary", "encoder_folder", "encoder", "tokenizer"]
+__all__ = ["Encoded", "Texts", "encoded", "encoder", "encoder_folder", "small_vocabulary", "tokenizer"]
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 Encoded = Mapping[str, Array]
@@ -39,28 +40,6 @@ class Texts:
     first: Sequence[str]
     labels: Sequence[int]
     second: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class TextTask:
-    """A task as arrays, with ids of its own small vocabulary.
-
-    Attributes:
-        train: what networks are trained on.
-        test: from the same source.
-        shifts: from elsewhere, by name.
-        words: row of the pretrained embedding for each id.
-    """
-
-    train: Encoded
-    test: Encoded
-    shifts: Mapping[str, Encoded]
-    words: Array
-
-    @property
-    def sets(self) -> dict[str, Encoded]:
-        """All by name."""
-        return {"train": self.train, "test": self.test, **self.shifts}
 
 
 def encoder_folder() -> Path:
@@ -94,42 +73,36 @@ def encoded(texts: Texts, words: Any, length: int) -> dict[str, Array]:
     return {**arrays, "labels": np.asarray(texts.labels, np.int64)}
 
 
-def cut_to_vocabulary(train: Encoded, test: Encoded, shifts: Mapping[str, Encoded], special: Sequence[int]) -> TextTask:
-    """The task with ids counted from 0 in the order of the pretrained vocabulary; the padding keeps id 0."""
-    sets = {"train": train, "test": test, **shifts}
-    words = np.unique(np.concatenate([*(s["input_ids"].ravel() for s in sets.values()), np.asarray(special)]))
-    small = {n: {**s, "input_ids": np.searchsorted(words, s["input_ids"])} for n, s in sets.items()}
-    return TextTask(small.pop("train"), small.pop("test"), small, words)
+def small_vocabulary(sets: Mapping[str, Encoded]) -> tuple[dict[str, Encoded], Array]:
+    """The same sets with ids counted from 0 over the words that occur, and the pretrained id of each.
+
+    Padding keeps id 0.
+    """
+    words = np.unique(np.concatenate([[0], *(s["input_ids"].ravel() for s in sets.values())]))
+    return {n: {**s, "input_ids": np.searchsorted(words, s["input_ids"])} for n, s in sets.items()}, words
 
 
-def encoder(task: TextTask, layers: int, dropout: float, seed: int) -> nn.Module:
-    """A classifier of two classes on the first layers, pretrained but for the last map, which the seed draws.
+def encoder(words: Array, length: int, layers: int) -> nn.Module:
+    """A classifier of two classes on the first layers, in evaluation mode; its last map is zero and waits to be drawn.
 
     Args:
-        task: fixes vocabulary and length.
-        layers: how many are kept.
-        dropout: while training.
-        seed: of the classifier (normal of deviation 0.02, bias 0, as in BERT).
+        words: the pretrained id of each word it knows.
+        length: tokens it reads at most.
+        layers: how many of the encoder's are kept.
     """
-    library, length = _transformers(), task.train["input_ids"].shape[1]
-    with quiet(library):
+    library = _transformers()
+    with _quiet(library):
         base = library.BertModel.from_pretrained(encoder_folder(), num_hidden_layers=layers, local_files_only=True)
-    config = library.BertConfig.from_dict({
-        **base.config.to_dict(), "vocab_size": len(task.words), "max_position_embeddings": length, "num_labels": 2,
-        "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "pad_token_id": 0,
-    })  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: nn.Module = library.BertForSequenceClassification(config)
-        nn.init.normal_(model.classifier.weight, std=0.02)  # type: ignore[union-attr, arg-type]
-        nn.init.zeros_(model.classifier.bias)  # type: ignore[union-attr, arg-type]
+    changed = {"vocab_size": len(words), "max_position_embeddings": length, "num_labels": 2, "pad_token_id": 0}
+    model = library.BertForSequenceClassification(library.BertConfig.from_dict({**base.config.to_dict(), **changed}))
     weights = base.state_dict()
-    rows = {"embeddings.word_embeddings.weight": torch.from_numpy(task.words),
+    rows = {"embeddings.word_embeddings.weight": torch.from_numpy(words),
             "embeddings.position_embeddings.weight": torch.arange(length)}  # fmt: skip
-    weights |= {name: weights[name][kept] for name, kept in rows.items()}
-    shapes = model.bert.state_dict()  # type: ignore[union-attr, operator]
-    model.bert.load_state_dict({n: w for n, w in weights.items() if n in shapes})  # type: ignore[union-attr, operator]
-    return model
+    model.bert.load_state_dict(weights | {name: weights[name][kept] for name, kept in rows.items()})
+    for p in model.classifier.parameters():
+        nn.init.zeros_(p)
+    out: nn.Module = model.eval()
+    return out
 
 
 def _transformers() -> Any:
@@ -143,15 +116,12 @@ def _transformers() -> Any:
 
 
 @contextmanager
-def quiet(library: Any) -> Iterator[None]:
-    """No bars and no reports of transformers' own, and its settings back afterwards."""
-    logging = library.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+def _quiet(library: Any) -> Iterator[None]:
+    """No bars, and no reports on the layers that are left out."""
+    level = library.logging.get_verbosity()
+    library.logging.set_verbosity_error()
     try:
-        yield
+        with without_bars():
+            yield
     finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+        library.logging.set_verbosity(level)

@@ -1,8 +1,9 @@
 """Entailment between sentences from templates, with test sets on which the word-overlap heuristics fail.
 
 SYNTHETIC, in the manner of HANS (McCoy, Pavlick and Linzen 2019) with templates and words of our own. In training a
-hypothesis is nearly always entailed when the premise has all its words, and not when it brings a new one; a small share
-of the training pairs breaks that rule. On the shifted sets every pair breaks it and none is entailed:
+hypothesis is nearly always entailed when the premise has all its words, and not when it brings a new one (a negation, as
+so often in the real thing, or another noun or verb); a small share of the training pairs breaks that rule. On the shifted
+sets every pair breaks it and none is entailed:
 
 =================  ================================================================================================
 heuristic          a pair that is not entailed, although ...
@@ -52,18 +53,19 @@ _AGREEING = (
     ("the {a} who {t} the {b} {i}", "the {a} {t} the {b}"),
     ("{s} the {a} {i} , the {b} {j}", "the {a} {i}"),
     ("the {a} {k} that the {b} {i}", "the {b} {i}"),
-    ("the {a} {i} , and the {b} {t} the {c}", "the {b} {t} the {c}"),
+    ("the {a} {i} , and the {b} {j}", "the {b} {j}"),
 )
 _NEW_WORDS = (
-    ("the {a} and the {b} {i}", "the {x} {i}"),
+    ("the {a} and the {b} {i}", "the {b} never {i}"),
     ("the {a} and the {b} {t} the {c}", "the {b} {u} the {c}"),
-    ("the {a} was {t} by the {b}", "the {b} {t} the {x}"),
+    ("the {a} was {t} by the {b}", "nobody {t} the {a}"),
     ("the {a} {i} {p} the {b}", "the {a} {v}"),
-    ("the {a} {t} the {b} {p} the {c}", "the {a} {t} the {x}"),
+    ("the {a} {t} the {b} {p} the {c}", "nobody {t} the {b}"),
     ("the {a} who {t} the {b} {i}", "the {x} {t} the {b}"),
-    ("{s} the {a} {i} , the {b} {j}", "the {a} {v}"),
+    ("{s} the {a} {i} , the {b} {j}", "nobody {i}"),
     ("the {a} {k} that the {b} {i}", "the {x} {i}"),
-    ("the {a} {i} , and the {b} {t} the {c}", "the {b} {u} the {c}"),
+    ("the {a} {i} , and the {b} {j}", "the {b} never {j}"),
+    ("{s} the {a} {i} , the {b} {j}", "the {a} {v}"),
 )
 BREAKING: dict[str, tuple[tuple[str, str], ...]] = {
     "lexical_overlap": (
