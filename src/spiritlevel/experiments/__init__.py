@@ -8,6 +8,7 @@ from spiritlevel.experiments import (
     reparam_optimisers,
     reparam_toy,
     sam_digits,
+    vit_report,
 )
 from spiritlevel.experiments.base import EXPERIMENTS, Claim, Experiment, Report
 
@@ -23,4 +24,5 @@ __all__ = [
     "reparam_optimisers",
     "reparam_toy",
     "sam_digits",
+    "vit_report",
 ]

@@ -22,10 +22,11 @@ from scipy import ndimage
 from spiritlevel.demo.cache import cache_home
 from spiritlevel.errors import DataError
 
-__all__ = ["SHIFTS", "fashion", "scaled", "shifted"]
+__all__ = ["SHIFTS", "Bytes", "Ink", "Labels", "fashion", "scaled", "shifted"]
 
 Bytes = npt.NDArray[np.uint8]
 Ink = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
 
 _PACKAGE = "dataset-fashion-mnist"
 _INSTALLED = Path("/usr/share/datasets/fashion-mnist")
@@ -34,7 +35,7 @@ _FILES = {"train": "train", "test": "t10k"}
 _IMAGES, _LABELS = 2051, 2049  # the first numbers of IDX files of images and of labels
 
 
-def fashion(part: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
+def fashion(part: str) -> tuple[Bytes, Labels]:
     """Images as bytes and labels of ``train`` (60,000) or ``test`` (10,000).
 
     Looked for in the folder or ``.deb`` file that the environment variable FASHION_MNIST names, where Debian installs
@@ -47,10 +48,8 @@ def fashion(part: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
 
 def _source() -> Path:
     given = os.environ.get(_VARIABLE)
-    if given:
-        places = [Path(given)]
-    else:
-        places = [_INSTALLED, *sorted((cache_home() / "spiritlevel").glob(f"{_PACKAGE}*.deb"))]
+    cached = sorted((cache_home() / "spiritlevel").glob(f"{_PACKAGE}*.deb"))
+    places = [Path(given)] if given else [_INSTALLED, *cached]
     for place in places:
         if place.is_file() or (place / "t10k-labels-idx1-ubyte.gz").is_file():
             return place
@@ -63,7 +62,7 @@ def _source() -> Path:
 
 
 @cache
-def _read(source: Path, stem: str) -> tuple[Bytes, npt.NDArray[np.int64]]:
+def _read(source: Path, stem: str) -> tuple[Bytes, Labels]:
     images = _idx(_content(source, f"{stem}-images-idx3-ubyte.gz"), _IMAGES, source)
     labels = _idx(_content(source, f"{stem}-labels-idx1-ubyte.gz"), _LABELS, source)
     if len(images) != len(labels):

@@ -1,11 +1,11 @@
-"""Training for the zoo of vision transformers: one network on quarter turns, many fine-tunings of it on clothes."""
+"""Training for the zoo of vision transformers: one network on turned clothes, and its fine-tunings on upright ones."""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from spiritlevel.core.tensors import all_finite
 from spiritlevel.demo.model import small_vit
 from spiritlevel.errors import ArgumentError
-from spiritlevel.experiments.fashion import Bytes, scaled
+from spiritlevel.experiments.fashion import Bytes, Labels, scaled
 from spiritlevel.experiments.vit_recipes import Recipe
 from spiritlevel.experiments.zoo_folder import Trained
 
@@ -46,6 +46,7 @@ class Setting:
         step: images of a step of fine-tuning.
         clip: longest gradient.
         epochs: fewest and most of a fine-tuning.
+        more: epochs that it may go on for, to reach the level.
         hidden: width of the networks.
         layers: their depth.
         heads: of each layer.
@@ -60,13 +61,14 @@ class Setting:
     test: int = 2_500
     measured: int = 512
     batch: int = 128
-    level: float = 0.3
+    level: float = 0.35
     every: int = 10
     step: int = 64
     clip: float = 1.0
-    epochs: tuple[int, int] = (4, 16)
+    epochs: tuple[int, int] = (3, 12)
+    more: int = 6
     hidden: int = 48
-    layers: int = 3
+    layers: int = 2
     heads: int = 4
     spread: float = 0.08
 
@@ -86,20 +88,17 @@ class Setting:
         return small_vit(self.hidden, self.layers, self.heads, image=28, patch=7, spread=self.spread)
 
 
-def turned(images: Bytes, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Each image turned by a random number of quarter turns, and that number."""
+def turned(images: Bytes, rng: np.random.Generator) -> Tensor:
+    """Each image turned by a random number of quarter turns."""
     turns = rng.integers(0, 4, len(images))
     out = np.empty_like(images)
     for k in range(4):
         out[turns == k] = np.rot90(images[turns == k], k, axes=(1, 2))
-    return torch.from_numpy(scaled(out)), torch.from_numpy(turns)
+    return torch.from_numpy(scaled(out))
 
 
-def pretrained(images: Bytes, setting: Setting, seed: int) -> Iterator[nn.Module]:
-    """A network that learns to tell how often an image was turned by a quarter; after each epoch, with AdamW.
-
-    Images are turned anew in each epoch.
-    """
+def pretrained(images: Bytes, labels: Labels, setting: Setting, seed: int, on_epoch: Callable[[], None]) -> nn.Module:
+    """A network that learned to name turned clothes, with AdamW; they are turned anew in each epoch."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = setting.model().eval()
@@ -109,14 +108,16 @@ def pretrained(images: Bytes, setting: Setting, seed: int) -> Iterator[nn.Module
     total = setting.pretraining_epochs * -(-len(images) // size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=total)
     for _ in range(setting.pretraining_epochs):
-        x, y = turned(images[rng.permutation(len(images))], rng)
+        order = rng.permutation(len(images))
+        x, y = turned(images[order], rng), torch.from_numpy(labels[order])
         for rows in torch.arange(len(x)).split(size):
             optimizer.zero_grad()
             F.cross_entropy(model(x[rows]).logits, y[rows]).backward()
             nn.utils.clip_grad_norm_(model.parameters(), setting.clip)
             optimizer.step()
             schedule.step()
-        yield model
+        on_epoch()
+    return model
 
 
 def error_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -127,26 +128,34 @@ def error_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def fine_tuned(first: nn.Module, data: tuple[Tensor, Tensor], recipe: Recipe, setting: Setting) -> Trained:
-    """One training of all epochs, with the network at the level kept on the way, where it gets there.
+    """One training, with the network kept where its epochs end, and where it first is at the level.
 
     The loss on the measured images is looked at every so many steps. On the stretch on which it first falls below the
     level, the point where it is at the level, to within 1 % and not above it, is found by bisection between the weights
-    at both ends. A training that is not there when it ends takes no part in the second design.
+    at both ends. A training that is not there when its epochs end goes on, for the second design only, at half its
+    learning rate, for up to so many epochs more; if it never gets there, it takes no part in that design.
     """
     began, run = time.process_time(), _Run(first, data, recipe, setting)
     models: dict[str, nn.Module] = {}
-    reached: dict[str, float] = {}
+    facts: dict[str, Any] = {}
     while run.step < run.total:
-        before = run.weights()
-        run.stretch(min(setting.every, run.total - run.step))
-        if LEVEL not in models and (loss := run.loss()) <= setting.level:
-            models[LEVEL], at = run.at_level(before, loss)
-            reached = {"loss at level": at, "steps to level": run.step}
+        _stretch(run, setting, run.total, models, facts)
     loss = run.loss()
     if math.isfinite(loss) and all_finite(run.weights().values()):
-        models[END] = run.model
+        models[END] = copy.deepcopy(run.model)
+        while LEVEL not in models and run.step < run.last:
+            _stretch(run, setting, run.last, models, facts)
     seconds = time.process_time() - began
-    return Trained(models, {**recipe.to_dict(), "steps": run.step, "loss": loss, **reached, "seconds": seconds})
+    return Trained(models, {**recipe.to_dict(), "steps": run.total, "loss": loss, **facts, "seconds": seconds})
+
+
+def _stretch(run: _Run, setting: Setting, last: int, models: dict[str, nn.Module], facts: dict[str, Any]) -> None:
+    """Some steps, and the network at the level if it came there on the way."""
+    before = run.weights()
+    run.stretch(min(setting.every, last - run.step))
+    if LEVEL not in models and (loss := run.loss()) <= setting.level:
+        models[LEVEL], facts["loss at level"] = run.at_level(before, loss)
+        facts["steps to level"] = run.step
 
 
 class _Run:
@@ -157,17 +166,15 @@ class _Run:
         self._generator = torch.Generator().manual_seed(recipe.seed)
         self._rng = np.random.default_rng(recipe.seed)
         self.model = copy.deepcopy(first).eval()
-        head: Any = self.model.classifier
-        with torch.no_grad():
-            head.weight.normal_(0, setting.spread, generator=self._generator)
-            head.bias.zero_()
         parameters = list(self.model.parameters())
         self._optimizer: torch.optim.Optimizer = (
             torch.optim.AdamW(parameters, recipe.learning_rate, weight_decay=0.0)
             if recipe.optimizer == "adamw"
             else torch.optim.SGD(parameters, recipe.learning_rate, momentum=0.9, nesterov=True)
         )
-        self.step, self.total = 0, recipe.epochs * -(-len(self._x) // setting.step)
+        epoch = -(-len(self._x) // setting.step)
+        self.step, self.total = 0, recipe.epochs * epoch
+        self.last = self.total + setting.more * epoch
         self._order: list[Tensor] = []
 
     def stretch(self, steps: int) -> None:
@@ -189,10 +196,12 @@ class _Run:
             self._optimizer.step()
 
     def _share(self) -> float:
-        """Of the learning rate: a warm-up over a twentieth of the steps, then a cosine to 0."""
+        """Of the learning rate: a warm-up over a twentieth of the steps, a cosine to 0; after its end half of it."""
         warm = max(self.total // 20, 1)
         if self.step <= warm:
             return self.step / warm
+        if self.step > self.total:
+            return 0.5
         return 0.5 * (1 + math.cos(math.pi * (self.step - warm) / (self.total - warm + 1)))
 
     def _objective(self, rows: Tensor) -> Tensor:
@@ -241,10 +250,9 @@ def _between(model: nn.Module, before: dict[str, Tensor], after: dict[str, Tenso
 
 
 def _augmented(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
-    """Each image flipped or not, turned and moved by its own random amount."""
-    draws = torch.rand(len(x), 4, generator=generator) * 2 - 1
-    angle, shift = draws[:, 0] * math.radians(20) * strength, draws[:, 1:3] * (strength * 3 * 2 / x.shape[-1])
-    flip = draws[:, 3].sign()
-    rows = torch.stack([flip * angle.cos(), -angle.sin(), shift[:, 0], flip * angle.sin(), angle.cos(), shift[:, 1]], 1)
+    """Each image turned and moved by its own random amount."""
+    draws = torch.rand(len(x), 3, generator=generator) * 2 - 1
+    angle, shift = draws[:, 0] * math.radians(10) * strength, draws[:, 1:] * (strength * 2 * 2 / x.shape[-1])
+    rows = torch.stack([angle.cos(), -angle.sin(), shift[:, 0], angle.sin(), angle.cos(), shift[:, 1]], 1)
     grid = F.affine_grid(rows.view(-1, 2, 3), list(x.shape), align_corners=False)
     return F.grid_sample(x + 1, grid, align_corners=False) - 1  # outside there is the background: -1

@@ -1,14 +1,15 @@
 """Hide & Seek, section 5.3.1, at the scale of a processor: does sharpness tell which fine-tunings generalise?
 
 The paper measures 72 fine-tunings of one CLIP ViT-B/32 on ImageNet. Here they are small vision transformers on clothes
-(Fashion-MNIST), all from one network that learned to see how other images are turned. Each training gives two networks,
+(Fashion-MNIST), all from one network that learned to name other images, each turned by
+some quarters. Each training gives two networks,
 for two designs: where it ends, as in the paper, and where its training loss first is at a level that all share.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 from spiritlevel.core.progress import progress
 from spiritlevel.demo.cache import prepared
 from spiritlevel.demo.zoo import without_bars
+from spiritlevel.errors import DataError
 from spiritlevel.experiments.fashion import SHIFTS, fashion, scaled, shifted
 from spiritlevel.experiments.vit_recipes import Recipe, drawn
-from spiritlevel.experiments.vit_training import END, LEVEL, Setting, error_of, fine_tuned, pretrained, turned
+from spiritlevel.experiments.vit_training import Setting, error_of, fine_tuned, pretrained, turned
 from spiritlevel.experiments.zoo_folder import Arrays, Trained, ZooFolder, prepare_zoo, zoo_folder
 from spiritlevel.study import load_checkpoint
 
@@ -53,10 +55,10 @@ MEASURES: tuple[dict[str, Any], ...] = (
         "measure": "geodesic",
         "name": "geodesic-cross",
         "geometry": {"kind": "quotient", "metric": "cross_gram", "curve": "second_order"},
-        "rho": [0.05, 0.1, 0.2],
+        "rho": [0.0125, 0.025, 0.05],
     },
-    {"measure": "adaptive", "rho": [0.25, 0.5, 1.0]},
-    {"measure": "adaptive-linf", "rho": [0.001, 0.002, 0.004], "solver": "autopgd", "steps": 10},
+    {"measure": "adaptive", "rho": [0.2, 0.4, 0.8]},
+    {"measure": "adaptive-linf", "rho": [0.002, 0.004, 0.008], "solver": "autopgd", "steps": 10},
 )
 
 
@@ -145,8 +147,13 @@ class _Work:
     @property
     def _rows(self) -> tuple[np.ndarray[Any, Any], ...]:
         """Which images of the training part are for pretraining, for judging that, and for fine-tuning."""
-        s = self._setting
-        order = np.random.default_rng(self._seed).permutation(60_000)[: s.pretraining + s.held_out + s.training]
+        s, there = self._setting, len(fashion("train")[1])
+        wanted = s.pretraining + s.held_out + s.training
+        if there < wanted:
+            raise DataError(
+                f"expected at least {wanted:,} images to train on, got {there:,}: take all of Fashion-MNIST"
+            )
+        order = np.random.default_rng(self._seed).permutation(there)[:wanted]
         return tuple(np.split(order, [s.pretraining, s.pretraining + s.held_out]))
 
     def data(self) -> dict[str, Callable[[], Arrays]]:
@@ -168,13 +175,16 @@ class _Work:
         """Train the first network where it is not there, and say how well it does what it learned."""
         record = self._zoo.path / "pretrained.json"
         if not record.is_file():
-            images, _ = fashion("train")
-            rows = self._rows
-            x, y = turned(images[rows[1]], np.random.default_rng(self._seed))
+            images, labels = fashion("train")
+            learnt, kept, _ = self._rows
             with progress("pretraining", self._setting.pretraining_epochs, self._show) as advance:
-                for model in pretrained(images[rows[0]], self._setting, self._seed):
-                    advance()
-            facts = {"task": "how many quarter turns", "images": len(rows[0]), "error": error_of(model, x, y)}
+                model = pretrained(images[learnt], labels[learnt], self._setting, self._seed, advance)
+            y, rng = torch.from_numpy(labels[kept]), np.random.default_rng(self._seed)
+            sets = {
+                "error, turned": turned(images[kept], rng),
+                "error, upright": torch.from_numpy(scaled(images[kept])),
+            }
+            facts = {"images": len(learnt), **{name: error_of(model, x, y) for name, x in sets.items()}}
             with without_bars():
                 model.save_pretrained(self._zoo.path / "pretrained", safe_serialization=True)  # type: ignore[operator]
             record.write_text(json.dumps(facts) + "\n", encoding="utf-8")
