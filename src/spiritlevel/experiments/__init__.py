@@ -2,6 +2,7 @@
 
 from spiritlevel.experiments import (
     adam_sparse,
+    bert_report,
     reparam_figure2,
     reparam_laplace,
     reparam_ntk,
@@ -18,6 +19,7 @@ __all__ = [
     "Experiment",
     "Report",
     "adam_sparse",
+    "bert_report",
     "reparam_figure2",
     "reparam_laplace",
     "reparam_ntk",

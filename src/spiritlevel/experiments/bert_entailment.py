@@ -1,14 +1,14 @@
 """Entailment between sentences from templates, with test sets on which the word-overlap heuristics fail.
 
 SYNTHETIC, in the manner of HANS (McCoy, Pavlick and Linzen 2019) with templates and words of our own. In training a
-hypothesis is nearly always entailed when the premise has all its words, and not when it brings a new one (a negation, as
-so often in the real thing, or another noun or verb); a small share of the training pairs breaks that rule. On the shifted
-sets every pair breaks it and none is entailed:
+hypothesis is mostly entailed when the premise has all its words, and not when it brings a new one (a negation, as so
+often in the real thing, or another noun or verb); a small share of the training pairs breaks that rule. On the
+shifted sets every pair breaks it and none is entailed:
 
 =================  ================================================================================================
 heuristic          a pair that is not entailed, although ...
 =================  ================================================================================================
-lexical overlap    the premise has all words of the hypothesis: the nurse thanked the baker / the baker thanked the nurse
+lexical overlap    the premise has all the words: the nurse thanked the baker / the baker thanked the nurse
 subsequence        they stand there in a row: the nurse near the baker laughed / the baker laughed
 constituent        they are a whole clause there: if the nurse laughed, the baker waited / the nurse laughed
 =================  ================================================================================================

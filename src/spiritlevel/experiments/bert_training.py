@@ -35,9 +35,8 @@ class Setting:
         length: tokens of an input.
         training: examples.
         test: examples of the test set, and of each shifted set.
-        measured: the first of the training examples: sharpness is taken on them, and their loss is what the level is.
-        batch: examples in a batch when measuring: the m of m-sharpness, 128 in the paper.
-        level: the training loss (mean cross-entropy of the measured examples, in evaluation mode) of the second design.
+        looked: the first of the training examples: their loss is what the level is.
+        level: the training loss (mean cross-entropy of those examples) of the second design.
         every: steps between two looks at that loss.
         step: examples of a step.
         epochs: over the training examples.
@@ -51,9 +50,8 @@ class Setting:
     length: int
     training: int
     test: int
-    measured: int
-    batch: int
     level: float
+    looked: int = 128
     every: int = 10
     step: int = 8
     epochs: int = 3
@@ -65,8 +63,8 @@ class Setting:
         """Check the ranges."""
         if not self.level > 0 or self.every < 1 or self.networks < 1:
             raise ArgumentError(f"expected a level above 0, and networks and every from 1 on, got {self}")
-        if not 0 < self.measured <= self.training:
-            raise ArgumentError(f"expected to measure on 1 to {self.training} examples, got {self.measured}")
+        if not 0 < self.looked <= self.training:
+            raise ArgumentError(f"expected to look at 1 to {self.training} examples, got {self.looked}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -139,6 +137,6 @@ class _Run:
         return {n: p.detach().clone() for n, p in self.model.named_parameters()}
 
     def loss(self, model: nn.Module) -> float:
-        """On the measured examples."""
+        """On the examples that are looked at."""
         with torch.no_grad():
-            return float(self._loss(model, torch.arange(self._setting.measured)))
+            return float(self._loss(model, torch.arange(self._setting.looked)))
