@@ -23,7 +23,7 @@ from spiritlevel.errors import ArgumentError, DataError, ModelError
 from spiritlevel.experiments import EXPERIMENTS, fashion, vit_report, vit_training, vit_zoo, zoo_judging
 from spiritlevel.experiments.vit_recipes import Recipe, drawn
 from spiritlevel.experiments.zoo_folder import Trained, ZooFolder, prepare_zoo, zoo_folder
-from spiritlevel.study import StudyTable, run_study
+from spiritlevel.study import StudyTable, read_config, run_study
 
 TINY = replace(
     vit_zoo.QUICK, networks=9, pretraining=256, pretraining_epochs=1, held_out=64, training=64, test=60, measured=32,
@@ -216,18 +216,26 @@ def test_a_training_that_is_never_at_the_level_is_in_one_design_only() -> None:
     assert "steps to level" not in found.facts
 
 
-def test_a_training_that_is_late_goes_on_for_the_level_only() -> None:
-    # Kills: the network at the end trained on; no learning rate after the cosine; the level sought without end.
+def test_a_training_that_is_late_goes_on_plainly_for_the_level_only() -> None:
+    # Kills: the network at the end trained on; a second part with augmentation, mixup or smoothing; one that does not
+    # start where the first ended, or does not stop at the level.
     torch.manual_seed(0)
-    first, setting = TINY.model(), replace(TINY, level=1.5, more=40)
-    late = vit_training.fine_tuned(first, data(), plain(1), setting)
-    there = vit_training.fine_tuned(first, data(), plain(1), replace(setting, more=0))
+    first, setting = TINY.model(), replace(TINY, level=1.2, more=40)
+    recipe = replace(plain(1), label_smoothing=0.1, mixup=0.5, augmentation=0.5)
+    assert recipe.seed == plain().seed
+    late = vit_training.fine_tuned(first, data(), recipe, setting)
+    there = vit_training.fine_tuned(first, data(), recipe, replace(setting, more=1))
     assert set(there.models) == {vit_training.END}
     assert set(late.models) == {vit_training.END, vit_training.LEVEL}
     assert late.facts["loss"] == there.facts["loss"]
     assert loss_of(late.models[vit_training.END], setting) == loss_of(there.models[vit_training.END], setting)
-    assert late.facts["steps"] == 4 < late.facts["steps to level"] <= 4 + 40 * 4
+    assert late.facts["steps"] == 4
+    assert 0 < late.facts["steps to level, plain"] < 40 * 4
     assert 0.99 * setting.level <= loss_of(late.models[vit_training.LEVEL], setting) <= setting.level
+    again = vit_training.fine_tuned(
+        late.models[vit_training.END], data(), replace(plain(40), seed=recipe.seed), setting
+    )
+    assert again.facts["loss at level"] == late.facts["loss at level, plain"]
 
 
 def test_a_training_that_diverges_is_in_no_design() -> None:
@@ -380,7 +388,11 @@ def test_the_whole_experiment_small(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert found["in the design"] == {d: len(zoo.checkpoints(d)) for d in ("end", "level")}
     assert found["failed measurements"] == 0
     assert len(report.claims) == 2 * (4 + 4 + 2)
+    varied = {n: report.data["varied"][n]["taus"][0]["tau"] for n in vit_zoo.VARIATIONS}
+    assert len(varied) == 2
+    assert all(n in report.reading for n in varied)
     assert set(report.figures) == {"vit-zoo-end", "vit-zoo-level", "vit-zoo-taus"}
+    assert read_config(zoo.study).data.subset == TINY.measured // 2
     table = run_study(zoo.study)  # all is there: nothing is measured again
     end = zoo_judging.of_design(table, "end")
     here = stats.kendalltau(end.complexity["geodesic@0.1"], end.gen["test_gap"]).statistic

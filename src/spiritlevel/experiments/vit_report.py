@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from spiritlevel.demo.optional import optional
 from spiritlevel.experiments.base import EXPERIMENTS, Claim, Experiment, Report
 from spiritlevel.experiments.fashion import SHIFTS
 from spiritlevel.experiments.intervals import verdict
 from spiritlevel.experiments.vit_training import END, LEVEL
-from spiritlevel.experiments.vit_zoo import MEASURES, prepare_vit_zoo
+from spiritlevel.experiments.vit_zoo import MEASURES, VARIATIONS, prepare_vit_zoo, varied_study
 from spiritlevel.experiments.zoo_figures import scatter, taus
 from spiritlevel.experiments.zoo_folder import ZooFolder
 from spiritlevel.experiments.zoo_judging import Judged, judged, of_design, with_loss_gaps
-from spiritlevel.study import StudyTable, run_study
+from spiritlevel.study import StudyConfig, StudyTable, run_study
 
 __all__ = ["report_of_zoo", "vit_zoo"]
 
@@ -51,13 +52,29 @@ def vit_zoo(quick: bool, seed: int) -> Report:
     say = _Lines()
     zoo = prepare_vit_zoo(quick, seed, on_done=lambda name: say(f"{name} is trained"))
     table = run_study(zoo.study, on_done=lambda pace: say(str(pace)))
-    return report_of_zoo(zoo, table, 500 if quick else 2000)
+    varied = {name: run_study(_varied(zoo, name), on_done=lambda pace: say(str(pace))) for name in VARIATIONS}
+    return report_of_zoo(zoo, table, varied, 500 if quick else 2000)
 
 
-def report_of_zoo(zoo: ZooFolder, table: StudyTable, resamples: int = 2000) -> Report:
-    """The report of a zoo that is measured, as far as it is."""
+def _varied(zoo: ZooFolder, name: str) -> StudyConfig:
+    """The study with a setting changed."""
+    content = optional("yaml").safe_load(zoo.study.read_text(encoding="utf-8"))
+    return StudyConfig.model_validate(varied_study(content, name)).placed(zoo.path, {})
+
+
+def report_of_zoo(zoo: ZooFolder, table: StudyTable, varied: Mapping[str, StudyTable], resamples: int = 2000) -> Report:
+    """The report of a zoo that is measured, as far as it is.
+
+    Args:
+        zoo: the networks.
+        table: their numbers.
+        varied: the numbers with a setting changed.
+        resamples: of the networks, and permutations.
+    """
     table = with_loss_gaps(table)
     found = {name: judged(of_design(table, name), TARGETS, PAIRS, resamples) for name in DESIGNS}
+    middle = tuple((_column(g), _column(a)) for g in GEODESIC for a in ADAPTIVE)
+    changed = {name: judged(one, ("test_gap",), middle, resamples) for name, one in varied.items()}
     claims = [c for name, one in found.items() for c in _claims(DESIGNS[name], one)]
     gaps = {f"{s}_gap": s for s in SETS}
     shown = {_column(m): f"{words}, ρ = {_column(m).partition('@')[2]}" for m, words in NAMES.items()}
@@ -71,14 +88,24 @@ def report_of_zoo(zoo: ZooFolder, table: StudyTable, resamples: int = 2000) -> R
             "zoo": _zoo_facts(zoo, found),
             "taus": {name: one.rows() for name, one in found.items()},
             "leads": {name: one.lead_rows() for name, one in found.items()},
+            "varied": {name: {"taus": one.rows(), "leads": one.lead_rows()} for name, one in changed.items()},
             "rises": {name: _rises(one) for name, one in found.items()},
         },
         {
             **{f"vit-zoo-{name}": scatter(one, shown, gaps) for name, one in found.items()},
             "vit-zoo-taus": taus({DESIGNS[n]: one for n, one in found.items()}, columns, gaps),
         },
-        _reading(found),
+        _reading(found) + _varied_words(changed),
     )
+
+
+def _varied_words(varied: Mapping[str, Judged]) -> str:
+    """The taus of the first design with a setting changed."""
+    parts = []
+    for name, found in varied.items():
+        words = [f"{NAMES[m]} {found.tau(_column(m), 'test_gap')}" for m in NAMES]
+        parts.append(f"with {name} ({len(found.table)} networks) tau is {_listed(words)}")
+    return f" Varied, {DESIGNS[END]}: {'; '.join(parts)}." if parts else ""
 
 
 def _claims(design: str, found: Judged) -> Iterator[Claim]:

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,14 +39,15 @@ class Setting:
         held_out: further images, on which the pretrained network is judged.
         training: further images, which all others are fine-tuned on.
         test: images of the test part, plain and in each shift.
-        measured: the first of the training images: sharpness is taken on them, and their loss is what the level is.
+        measured: the first of the training images: their loss is what the level is, and sharpness is taken on the first
+            half of them.
         batch: images in a batch when measuring: the m of m-sharpness.
         level: the training loss (mean cross-entropy of the measured images, in evaluation mode) of the second design.
         every: steps between two looks at that loss.
         step: images of a step of fine-tuning.
         clip: longest gradient.
         epochs: fewest and most of a fine-tuning.
-        more: epochs that it may go on for, to reach the level.
+        more: epochs that one that is not at the level may go on for.
         hidden: width of the networks.
         layers: their depth.
         heads: of each layer.
@@ -132,30 +133,39 @@ def fine_tuned(first: nn.Module, data: tuple[Tensor, Tensor], recipe: Recipe, se
 
     The loss on the measured images is looked at every so many steps. On the stretch on which it first falls below the
     level, the point where it is at the level, to within 1 % and not above it, is found by bisection between the weights
-    at both ends. A training that is not there when its epochs end goes on, for the second design only, at half its
-    learning rate, for up to so many epochs more; if it never gets there, it takes no part in that design.
+    at both ends. A training that is not there when its epochs end goes on from there, for the second design only, as a
+    new one without augmentation, mixup and label smoothing, which may keep the plain loss from ever getting there.
     """
     began, run = time.process_time(), _Run(first, data, recipe, setting)
-    models: dict[str, nn.Module] = {}
-    facts: dict[str, Any] = {}
-    while run.step < run.total:
-        _stretch(run, setting, run.total, models, facts)
+    models, facts = _trained(run, setting)
     loss = run.loss()
     if math.isfinite(loss) and all_finite(run.weights().values()):
-        models[END] = copy.deepcopy(run.model)
-        while LEVEL not in models and run.step < run.last:
-            _stretch(run, setting, run.last, models, facts)
+        models[END] = run.model
+        if LEVEL not in models:
+            later = _Run(run.model, data, _plain(recipe, setting), setting)
+            late, late_facts = _trained(later, setting, to_level=True)
+            models |= late
+            facts |= {f"{name}, plain": value for name, value in late_facts.items()}
     seconds = time.process_time() - began
     return Trained(models, {**recipe.to_dict(), "steps": run.total, "loss": loss, **facts, "seconds": seconds})
 
 
-def _stretch(run: _Run, setting: Setting, last: int, models: dict[str, nn.Module], facts: dict[str, Any]) -> None:
-    """Some steps, and the network at the level if it came there on the way."""
-    before = run.weights()
-    run.stretch(min(setting.every, last - run.step))
-    if LEVEL not in models and (loss := run.loss()) <= setting.level:
-        models[LEVEL], facts["loss at level"] = run.at_level(before, loss)
-        facts["steps to level"] = run.step
+def _plain(recipe: Recipe, setting: Setting) -> Recipe:
+    """The same for so many epochs more, on the images as they are."""
+    return replace(recipe, augmentation=0.0, mixup=0.0, label_smoothing=0.0, epochs=setting.more)
+
+
+def _trained(run: _Run, setting: Setting, to_level: bool = False) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+    """Train for all epochs, or no further than to the level, and keep the network at the level."""
+    models: dict[str, nn.Module] = {}
+    facts: dict[str, Any] = {}
+    while run.step < run.total and not (to_level and models):
+        before = run.weights()
+        run.stretch(min(setting.every, run.total - run.step))
+        if LEVEL not in models and (loss := run.loss()) <= setting.level:
+            models[LEVEL], facts["loss at level"] = run.at_level(before, loss)
+            facts["steps to level"] = run.step
+    return models, facts
 
 
 class _Run:
@@ -172,9 +182,7 @@ class _Run:
             if recipe.optimizer == "adamw"
             else torch.optim.SGD(parameters, recipe.learning_rate, momentum=0.9, nesterov=True)
         )
-        epoch = -(-len(self._x) // setting.step)
-        self.step, self.total = 0, recipe.epochs * epoch
-        self.last = self.total + setting.more * epoch
+        self.step, self.total = 0, recipe.epochs * -(-len(self._x) // setting.step)
         self._order: list[Tensor] = []
 
     def stretch(self, steps: int) -> None:
@@ -196,12 +204,10 @@ class _Run:
             self._optimizer.step()
 
     def _share(self) -> float:
-        """Of the learning rate: a warm-up over a twentieth of the steps, a cosine to 0; after its end half of it."""
+        """Of the learning rate: a warm-up over a twentieth of the steps, then a cosine to 0."""
         warm = max(self.total // 20, 1)
         if self.step <= warm:
             return self.step / warm
-        if self.step > self.total:
-            return 0.5
         return 0.5 * (1 + math.cos(math.pi * (self.step - warm) / (self.total - warm + 1)))
 
     def _objective(self, rows: Tensor) -> Tensor:
