@@ -58,8 +58,8 @@ def _fields_figure(setting: Setting, grid: Grid) -> Figure:
     for panel, (name, form) in zip(axes[0], FIELDS.items(), strict=True):
         field = form(g, h, setting.point)
         levels = sorted(set(form(six_g, six_h, setting.point).tolist()))
-        panel.imshow(unit(grid.fields[name]).T.numpy(), origin="lower", extent=(*setting.box, *setting.box), cmap="Blues",
-                     interpolation="bilinear", alpha=0.7)  # fmt: skip
+        panel.imshow(unit(grid.fields[name]).T.numpy(), origin="lower", extent=(*setting.box, *setting.box),
+                     cmap="Blues", interpolation="bilinear", alpha=0.7)  # fmt: skip
         panel.contour(ticks, ticks, field.T.numpy(), levels=levels, colors=GREY, linewidths=0.9)
         panel.plot(ticks, setting.example[1] / setting.example[0] / ticks, "--", color=ORANGE, lw=1.2)
         panel.plot(*zip(*SIX, strict=True), "o", color=BLUE, ms=3)
