@@ -278,6 +278,7 @@ def test_second_order_measures_are_those_of_the_machinery(zoo: Zoo) -> None:
         assert float(MEASURES["cross, |B|"](zoo, 0.1)[i]) == pytest.approx(dense, rel=1e-8)
 
 
+@pytest.mark.slow  # the machinery integrates its geodesics, some hundred times
 def test_the_second_metric_in_its_own_ball(zoo: Zoo) -> None:
     """Below the edge the machinery with its integrated geodesics; past it a dense search that keeps all signs."""
     solver = sl.solvers.SphereAscent(steps=60, tolerance=1e-12, restarts=3)
