@@ -104,7 +104,7 @@ def test_the_rise_is_the_loss_of_moved_weights() -> None:
 
 
 @pytest.mark.parametrize("curve", CURVES)
-@pytest.mark.parametrize("residual", [0.0, 0.4])
+@pytest.mark.parametrize("residual", [0.05, 0.4])
 def test_the_exact_form_is_the_dense_maximum(curve: str, residual: float) -> None:
     draw = random(5)
     beta = draw(3)
@@ -114,6 +114,15 @@ def test_the_exact_form_is_the_dense_maximum(curve: str, residual: float) -> Non
     assert found.value == pytest.approx(dense, rel=1e-9)
     assert found.bound >= found.value * (1 - 1e-12)
     assert float(found.point.norm()) <= 0.4 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("curve", "size"), [("geodesic", math.expm1(0.8)), ("straight", 1.4**2 - 1), ("cross", 0.8)])
+def test_where_the_labels_are_fitted_one_coordinate_takes_all(curve: str, size: float) -> None:
+    """Sums of convex functions of the squared shares: the maximum is at a vertex, ``max beta^2 (s(rho) - 1)^2``."""
+    beta = random(5)(7)
+    found = Orthonormal(beta, beta).maximum(0.4, CURVES[curve])
+    assert found.value == pytest.approx(float(beta.abs().max()) ** 2 * size**2, rel=1e-9)
+    assert found.bound == pytest.approx(found.value, rel=1e-9)
 
 
 def test_every_closed_form_equals_the_machinery() -> None:
@@ -214,9 +223,9 @@ def test_settings_that_make_no_sense_are_refused(change: dict[str, object], word
 
 
 def test_networks_that_cannot_be_trained_are_counted_or_refused() -> None:
-    some = train(replace(SMALL, steps=1500), 0)
+    some = train(replace(SMALL, steps=600), 0)
     whole = train(SMALL, 0)
-    assert some.lost == int((whole.steps > 1500).sum())
+    assert some.lost == int((whole.steps > 600).sum())
     assert 0 < some.lost < 4
     assert len(some.u) == 4 - some.lost
     with pytest.raises(ArgumentError, match="allow more steps"):
@@ -269,6 +278,7 @@ def test_second_order_measures_are_those_of_the_machinery(zoo: Zoo) -> None:
         assert float(MEASURES["cross, |B|"](zoo, 0.1)[i]) == pytest.approx(dense, rel=1e-8)
 
 
+@pytest.mark.slow  # the machinery integrates its geodesics, some hundred times
 def test_the_second_metric_in_its_own_ball(zoo: Zoo) -> None:
     """Below the edge the machinery with its integrated geodesics; past it a dense search that keeps all signs."""
     solver = sl.solvers.SphereAscent(steps=60, tolerance=1e-12, restarts=3)
@@ -396,8 +406,9 @@ def test_the_scalar_toy_says_what_holds_and_what_does_not(tmp_path: Path) -> Non
     ]
     assert len(good) == 9
     assert all(verdicts[w] for w in good)
-    bad = ("second order of Eq. 26", "what Eq. 26 leaves out falls like rho^3, as printed", "at a minimum", "these geod",
-           "the trace of the Riemannian Hessian is 0", "the trace of the Euclidean Hessian is highest")  # fmt: skip
+    bad = ("second order of Eq. 26", "what Eq. 26 leaves out falls like rho^3, as printed", "at a minimum",
+           "these geodesics", "the trace of the Riemannian Hessian is 0",
+           "the trace of the Euclidean Hessian is highest")  # fmt: skip
     wrong = [w for w in verdicts if w.startswith(bad)]
     assert len(wrong) == 8
     assert not any(verdicts[w] for w in wrong)

@@ -25,7 +25,9 @@ def scatter_figure(zoo: Zoo, values: Mapping[str, Tensor], taus: Mapping[str, fl
     """Test loss against five measures, on the first draw."""
     figure, axes = panels(1, len(_SHOWN), 14, 3.2)
     for axis, name in zip(axes[0], _SHOWN, strict=True):
-        dots = axis.scatter(values[name], zoo.test_loss, c=zoo.init.log10(), cmap="viridis", s=14)
+        dots = axis.scatter(
+            values[name].numpy(), zoo.test_loss.numpy(), c=zoo.init.log10().numpy(), cmap="viridis", s=14
+        )
         axis.set(yscale="log", xlabel=name, title=f"tau {taus[name]:.2f}")
     axes[0, 0].set_ylabel("test loss")
     bar = figure.colorbar(dots, ax=axes[0, -1], label="init scale")

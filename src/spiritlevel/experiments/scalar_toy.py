@@ -54,14 +54,15 @@ def _fields_figure(setting: Setting, grid: Grid) -> Figure:
     axis = torch.linspace(*setting.box, 160, dtype=F64)
     g, h = torch.meshgrid(axis, axis, indexing="ij")
     six_g, six_h = torch.tensor(SIX, dtype=F64).unbind(1)
+    ticks = axis.numpy()
     for panel, (name, form) in zip(axes[0], FIELDS.items(), strict=True):
         field = form(g, h, setting.point)
         levels = sorted(set(form(six_g, six_h, setting.point).tolist()))
-        panel.imshow(unit(grid.fields[name]).T, origin="lower", extent=(*setting.box, *setting.box), cmap="Blues",
-                     interpolation="bilinear", alpha=0.7)  # fmt: skip
-        panel.contour(axis, axis, field.T, levels=levels, colors=GREY, linewidths=0.9)
-        panel.plot(axis, setting.example[1] / setting.example[0] / axis, "--", color=ORANGE, lw=1.2)
-        panel.plot(six_g, six_h, "o", color=BLUE, ms=3)
+        panel.imshow(unit(grid.fields[name]).T.numpy(), origin="lower", extent=(*setting.box, *setting.box),
+                     cmap="Blues", interpolation="bilinear", alpha=0.7)  # fmt: skip
+        panel.contour(ticks, ticks, field.T.numpy(), levels=levels, colors=GREY, linewidths=0.9)
+        panel.plot(ticks, setting.example[1] / setting.example[0] / ticks, "--", color=ORANGE, lw=1.2)
+        panel.plot(*zip(*SIX, strict=True), "o", color=BLUE, ms=3)
         panel.set(xlim=setting.box, ylim=setting.box, title=name, xlabel="G", aspect="equal")
     axes[0, 0].set_ylabel("H")
     axes[0, 0].plot([], [], "--", color=ORANGE, label="minima")
@@ -77,7 +78,7 @@ def _radius_figure(setting: Setting) -> Figure:
     exact = [float(sharpness(g, h, data, r)) for r in rho]
     left, right = axes[0]
     left.loglog(rho, exact, color=GREY, lw=3, label="Eq. 25, exact")
-    left.loglog(rho, sharpnesses(g, h, data, rho)[0], "o", color=BLUE, ms=3, label="measured")
+    left.loglog(rho, sharpnesses(g, h, data, rho)[0].tolist(), "o", color=BLUE, ms=3, label="measured")
     forms = {"Eq. 26 as printed": (eq26_as_printed, ORANGE), "second order, right": (eq26, COLOURS[2])}
     for name, (form, colour) in forms.items():
         values = [float(form(g, h, data, r)) for r in rho]
