@@ -116,19 +116,22 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     tries: dict[str, Any] = {
         "weights": lambda: sl.gradient_norm(sl.DistributedProblem(other, data(), ranks=wait), sl.Euclidean()),
         "data": lambda: sl.gradient_norm(sl.DistributedProblem(network(), shuffled, ranks=wait), sl.Euclidean()),
+        "arguments": lambda: sl.gradient_norm(
+            sl.DistributedProblem(network(), data(), micro_batch=2 if rank else None, ranks=wait), sl.Euclidean()
+        ),
         "settings": lambda: sl.adaptive_sharpness(problem, 0.5 + rank),
         "examples": lambda: sl.gradient_norm(
             sl.DistributedProblem(network(), [], ranks=sl.Ranks(data="own", timeout=20)), sl.Euclidean()
         ),
         "own error": lambda: sl.gradient_norm(
-            sl.DistributedProblem(network(), data(), broken if rank else whole, ranks=wait), sl.Euclidean()
+            sl.DistributedProblem(network(), data(), broken, ranks=wait), sl.Euclidean()
         ),
         "sharded": lambda: sl.gradient_norm(sl.Problem(shard(network(), world), data()), sl.Euclidean()),
         "whole": lambda: sl.DistributedProblem(shard(network(), world), data(), ranks=sl.Ranks(state="whole")),
         "batch": lambda: sl.find_symmetries(shard(network(), world), kinds="all", batch=data()[0]),
         "dense": lambda: sl.gradient_norm(
             sl.DistributedProblem(network(), data(), ranks=sl.Ranks(state="sharded")),
-            sl.Dense({n: torch.eye(p.numel()).double() for n, p in network().named_parameters()}),
+            sl.Dense(torch.eye(sum(p.numel() for p in network().parameters())).double()),
         ),
         "blocks": lambda: sl.gradient_norm(
             sl.DistributedProblem(network(), data(), ranks=sl.Ranks(state="sharded")),
@@ -151,12 +154,10 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     return found
 
 
-def whole(output: Tensor, batch: Any) -> Tensor:
-    return nn.functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
-
-
 def broken(output: Tensor, batch: Any) -> Tensor:
-    raise RuntimeError("CUDA out of memory")
+    if torch.distributed.get_rank():
+        raise RuntimeError("CUDA out of memory")
+    return nn.functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
 
 
 @pytest.mark.slow
@@ -170,6 +171,7 @@ def test_ranks_that_do_not_agree_are_told_so() -> None:
         assert "broadcast rank 0's" in found["weights"]
         assert "expected the same batches on every rank" in found["data"]
         assert "data='own'" in found["data"]
+        assert "expected the same settings on every rank, but rank 1 has others (first micro_batch" in found["arguments"]
         assert f"but rank {rank} is at adaptive sharpness (l2)" in found["settings"]
         assert "DataError: expected examples on at least one rank, got none" in found["examples"]
         mine, theirs = "ModelError: expected the loss to work on the data", "but rank 1 stopped with an error"

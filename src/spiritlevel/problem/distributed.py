@@ -127,7 +127,8 @@ class DistributedProblem(Problem):
 
     def _compare_ranks(self) -> None:
         """Refuse ranks that measure different things."""
-        self.crew.alike("settings", {**self.settings, "micro_batch": self.micro_batch}, "pass the same arguments")
+        settings = {**self.settings, "micro_batch": self.micro_batch, "ranks": str(self.ranks)}
+        self.crew.alike("settings", settings, "pass the same arguments", _first_difference)
         shapes = {n: (tuple(p.shape), str(p.dtype)) for n, p in self.model.named_parameters()}
         self.crew.alike("parameters", shapes, "build the same model on every rank", _first_difference)
         if not is_sharded(self.model):
