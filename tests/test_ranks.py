@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spiritlevel as sl
 from ranked import MEASURES, data, measured, network, together
+from spiritlevel.core.fetching import Fetched
 from spiritlevel.core.launched import launched, process_group
 from spiritlevel.core.tensors import same_device
 from spiritlevel.errors import ArgumentError, ModelError, RanksError
@@ -171,7 +172,9 @@ def test_ranks_that_do_not_agree_are_told_so() -> None:
         assert "broadcast rank 0's" in found["weights"]
         assert "expected the same batches on every rank" in found["data"]
         assert "data='own'" in found["data"]
-        assert "expected the same settings on every rank, but rank 1 has others (first micro_batch" in found["arguments"]
+        assert (
+            "expected the same settings on every rank, but rank 1 has others (first micro_batch" in found["arguments"]
+        )
         assert f"but rank {rank} is at adaptive sharpness (l2)" in found["settings"]
         assert "DataError: expected examples on at least one rank, got none" in found["examples"]
         mine, theirs = "ModelError: expected the loss to work on the data", "but rank 1 stopped with an error"
@@ -240,6 +243,16 @@ def test_settings_are_checked() -> None:
 def test_without_a_process_group_the_way_out_is_said() -> None:
     with pytest.raises(ArgumentError, match="expected a process group, got none: start with torchrun"):
         sl.DistributedProblem(network(), data())
+
+
+def test_a_weight_that_is_elsewhere_is_met_in_a_forward_pass_only() -> None:
+    """Kills: an empty tensor in place of a weight."""
+    away = Fetched.of(torch.Size([2]), torch.float32, torch.device("cpu"), lambda: torch.ones(2))
+    assert (away.shape, away.dtype) == ((2,), torch.float32)
+    with pytest.raises(
+        ModelError, match=r"expected weights of a sharded model .* but aten.add.Tensor met one elsewhere"
+    ):
+        away + 1
 
 
 def test_owners_keep_blocks_together_and_balance() -> None:

@@ -8,7 +8,7 @@ shares every parameter and buffer with the user's model, and that model is not t
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -80,12 +80,18 @@ def is_sharded(model: nn.Module) -> bool:
 
 def here(t: Tensor) -> Tensor:
     """What this rank holds of a parameter."""
-    return t.detach().to_local() if isinstance(t, DTensor) else t.detach()
+    if not isinstance(t, DTensor):
+        return t.detach()
+    local: Tensor = cast("DTensor", t.detach()).to_local()
+    return local
 
 
 def whole(t: Tensor) -> Tensor:
     """A parameter with all of its entries; collective where it is spread over ranks."""
-    return t.detach().full_tensor() if isinstance(t, DTensor) else t.detach()
+    if not isinstance(t, DTensor):
+        return t.detach()
+    full: Tensor = cast("DTensor", t.detach()).full_tensor()
+    return full
 
 
 def _foreign(hook: Any) -> bool:

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from spiritlevel.core.ranks import Crew
+from spiritlevel.errors import ModelError
 
 __all__ = ["TOKEN", "Fetched", "Fetching"]
 
@@ -41,15 +42,18 @@ class Fetched(Tensor):
     @staticmethod
     def of(shape: torch.Size, dtype: torch.dtype, device: torch.device, get: Callable[[], Tensor]) -> Fetched:
         """One for a weight of this shape."""
-        made: Fetched = torch.Tensor._make_wrapper_subclass(Fetched, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]  # torch's
+        made: Fetched = torch.Tensor._make_wrapper_subclass(Fetched, shape, dtype=dtype, device=device)
         made.get = get
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # the mode below sees to it
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(f"a weight that is not here met {func} outside of a forward pass")
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch calls the class
+        raise ModelError(
+            f"expected weights of a sharded model to be met by torch functions of its forward pass, but {func} met one "
+            "elsewhere (a custom autograd function or compiled code): take that out, or Ranks(state='whole')"
+        )
 
 
 class _Fetch(TorchFunctionMode):

@@ -22,7 +22,7 @@ from spiritlevel.core.spread import agreeing
 from spiritlevel.core.tensors import same_device
 from spiritlevel.errors import ArgumentError, DataError, SymmetryError
 from spiritlevel.geometry import Chart, Geometry
-from spiritlevel.geometry.spread import assigned, spread_chart
+from spiritlevel.geometry.spread import assigned, check_spread, spread_chart
 from spiritlevel.problem.problem import Problem
 from spiritlevel.symmetry.trace import few_examples
 from spiritlevel.symmetry.verify import allowed_drift, drift_along
@@ -305,9 +305,10 @@ class DistributedProblem(Problem):
         blocks: Sequence[Block] = ()
         if geometry.needs_blocks:
             blocks = self.symmetries if geometry.blocks is None else geometry.blocks
-            if list(blocks) != list(self._blocks):  # what a block joins must be on one rank
-                self._blocks = blocks
-                self.__dict__.pop("_way", None)
+        check_spread(geometry, blocks)
+        if blocks and list(blocks) != list(self._blocks):  # what a block joins must be on one rank
+            self._blocks = blocks
+            self.__dict__.pop("_way", None)
         self.check()
         if blocks:
             self.verify(blocks)
