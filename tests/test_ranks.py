@@ -42,6 +42,10 @@ def mine(rank: int) -> list[tuple[Tensor, Tensor]]:
     return [(x[s], y[s]) for (x, y), s in zip(data(), cuts, strict=False)]
 
 
+def attention(name: str) -> bool:
+    return "attention" in name or name == "embed.weight"
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "the same batches": {},
     "micro-batches": {"micro_batch": 1},
@@ -49,6 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "sharded": {"ranks": sl.Ranks(state="sharded", timeout=60)},
     "own, sharded": {"ranks": sl.Ranks(data="own", state="sharded", timeout=60)},
     "FSDP2": {"ranks": sl.Ranks(timeout=60)},
+    "FSDP2, some weights": {"parameters": attention},
     "checkpoints": {"ranks": sl.Ranks(state="sharded", timeout=60), "checkpointing": True},
 }
 
@@ -57,7 +62,7 @@ def problem_of(kind: str, rank: int, world: int) -> sl.DistributedProblem:
     model: nn.Module = network()
     if kind == "the same batches":
         model = DistributedDataParallel(model)
-    if kind == "FSDP2":
+    if kind.startswith("FSDP2"):
         model = shard(model, world)
     return sl.DistributedProblem(model, mine(rank) if kind.startswith("own") else data(), **KINDS[kind])
 
@@ -70,8 +75,8 @@ def measured_by_ranks(rank: int, world: int, kind: str, names: tuple[str, ...]) 
     return {**found, "coordinates": problem.chart(sl.Elementwise()).size}
 
 
-def compare(found: list[dict[str, Any]], names: tuple[str, ...]) -> None:
-    one = measured(sl.Problem(network(), data()), names)
+def compare(found: list[dict[str, Any]], names: tuple[str, ...], parameters: Any = None) -> None:
+    one = measured(sl.Problem(network(), data(), parameters=parameters), names)
     for name in names:
         assert all(rank[name] == found[0][name] for rank in found), name  # to the last bit
         wanted = np.array(flat(one[name]))
@@ -89,11 +94,12 @@ def test_two_ranks_give_the_number_of_one_process() -> None:
 def test_every_measure_on_two_ranks(kind: str) -> None:
     """Kills: as above; a rank without examples, shares by examples rather than terms, other random numbers on the
     ranks, gradients that stay where they are computed, weights of another point fetched again on the way back."""
-    names = QUICK if kind == "checkpoints" else tuple(MEASURES)
+    names = QUICK if kind in ("checkpoints", "FSDP2, some weights") else tuple(MEASURES)
     found = together(measured_by_ranks, kind, names)
-    compare(found, names)
+    chosen = KINDS[kind].get("parameters")
+    compare(found, names, chosen)
     sizes = [rank["coordinates"] for rank in found]
-    parameters = sum(p.numel() for p in network().parameters())
+    parameters = sum(p.numel() for n, p in network().named_parameters() if chosen is None or chosen(n))
     if problem_is_sharded := kind not in ("the same batches", "micro-batches", "own"):
         assert sum(sizes) == parameters + 2  # and a token each
     assert max(sizes) < (0.6 if problem_is_sharded else 1.01) * parameters

@@ -81,9 +81,10 @@ class Fetching:
     Args:
         crew: the ranks.
         owners: the rank of each measured parameter.
-        shapes: of all measured parameters.
-        dtypes: of the weights as they are measured.
+        shapes: of all parameters that are fetched.
+        dtypes: of the same, as they are measured.
         device: where they are needed.
+        still: how to get parameters that are not measured and lie spread over ranks; collective.
     """
 
     def __init__(
@@ -93,12 +94,14 @@ class Fetching:
         shapes: Mapping[str, torch.Size],
         dtypes: Mapping[str, torch.dtype],
         device: torch.device,
+        still: Mapping[str, Callable[[], Tensor]],
     ) -> None:
+        self._still = still
         self.crew, self._owners, self._shapes, self._dtypes, self._device = crew, owners, shapes, dtypes, device
         self._seen: dict[int, tuple[str, Tensor, StorageWeakRef]] = {}
 
     def placeholders(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One for each measured parameter.
+        """One for each parameter that is fetched.
 
         Args:
             mine: the weights this rank owns, and the token.
@@ -107,10 +110,14 @@ class Fetching:
         def getter(name: str) -> Callable[[], Tensor]:
             return lambda: self._weight(name, mine)
 
-        return {n: Fetched.of(self._shapes[n], self._dtypes[n], self._device, getter(n)) for n in self._owners}
+        return {n: Fetched.of(self._shapes[n], self._dtypes[n], self._device, getter(n)) for n in self._shapes}
 
     def _weight(self, name: str, mine: Mapping[str, Tensor]) -> Tensor:
         """The weight, differentiable on every rank."""
+        if name in self._still:
+            unmoved = self.fetched(torch.empty(0), name)
+            self._note(unmoved, name, torch.empty(0))
+            return unmoved
         x, token = mine.get(name), mine.get(TOKEN)
         x = torch.empty(0, device=self._device) if x is None else x
         token = torch.zeros(1, device=self._device) if token is None else token
@@ -124,6 +131,8 @@ class Fetching:
 
     def fetched(self, x: Tensor, name: str) -> Tensor:
         """A fresh copy of what the owner has, on every rank."""
+        if name in self._still:
+            return self._still[name]()
         owner = self._owners[name]
         if owner == self.crew.rank:
             out = x.detach().clone(memory_format=torch.contiguous_format)
@@ -136,6 +145,10 @@ class Fetching:
         owner = self._owners[name]
         out = self.crew.bring(f"the gradient of {name}", x.detach().clone(memory_format=torch.contiguous_format), owner)
         return out if owner == self.crew.rank else out.new_zeros(0)
+
+    def forget(self) -> None:
+        """Let go of what weights were made from that nobody has any more."""
+        self._seen = {at: known for at, known in self._seen.items() if not known[2].expired()}
 
     @contextmanager
     def keeping_names(self) -> Iterator[None]:

@@ -112,7 +112,9 @@ class DistributedProblem(Problem):
 
     def joined(self, what: str, total: float, vector: Tensor | None = None) -> tuple[float, Any]:
         total = self.crew.sum(what, total)
-        if vector is not None and not self.sharded:  # gradients of sharded weights went to their owners already
+        if self.sharded:  # gradients went to their owners already
+            self._way.forget()
+        elif vector is not None:
             self.crew.add_up(what, vector)
         return total, vector
 
@@ -271,26 +273,24 @@ class DistributedProblem(Problem):
     @cached_property
     def _way(self) -> Fetching:
         """How ranks get each other's weights; made anew with the owners."""
-        stored = self._stored
-        dtypes = {
-            n: torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype for n, p in stored.items()
-        }
-        return Fetching(self.crew, self.owners, {n: p.shape for n, p in stored.items()}, dtypes, same_device(stored))
+        stored, still = self._stored, {}
+        if is_sharded(self.model):
+            still = {n: p for n, p in self.model.named_parameters() if n not in stored}
+        all_of_them = {**stored, **still}
+        dtypes = {n: widen(torch.empty(0, dtype=p.dtype)).dtype for n, p in all_of_them.items()}
+        shapes = {n: p.shape for n, p in all_of_them.items()}
+
+        def getter(p: Tensor) -> Callable[[], Tensor]:
+            return lambda: widen(whole(p))
+
+        ways = {n: getter(p) for n, p in still.items()}
+        return Fetching(self.crew, self.owners, shapes, dtypes, same_device(stored), ways)
 
     def output(self, weights: Weights, batch: Any) -> Any:
         if not self.sharded:
             return super().output(weights, batch)
         with self._way.passing():
-            return forward(self.model, {**self._still, **self._way.placeholders(weights)}, batch)
-
-    @property
-    def _still(self) -> dict[str, Tensor]:
-        """Parameters that are not measured, where they lie spread too."""
-        return (
-            {n: widen(whole(p)) for n, p in self.model.named_parameters() if n not in set(self._names)}
-            if is_sharded(self.model)
-            else {}
-        )
+            return forward(self.model, self._way.placeholders(weights), batch)
 
     @contextmanager
     def differentiating(self) -> Iterator[None]:
