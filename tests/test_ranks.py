@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import spiritlevel as sl
-from ranked import MEASURES, data, measured, network, together
+from ranked import MEASURES, Mean, data, measured, network, together
 from spiritlevel.core.fetching import Fetched
 from spiritlevel.core.launched import launched, process_group
 from spiritlevel.core.tensors import same_device
@@ -55,6 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "FSDP2": {"ranks": sl.Ranks(timeout=60)},
     "FSDP2, some weights": {"parameters": attention},
     "checkpoints": {"ranks": sl.Ranks(state="sharded", timeout=60), "checkpointing": True},
+    "empty passes": {"ranks": sl.Ranks(state="sharded", timeout=60), "micro_batch": 1, "loss": Mean()},
 }
 
 
@@ -94,7 +95,7 @@ def test_two_ranks_give_the_number_of_one_process() -> None:
 def test_every_measure_on_two_ranks(kind: str) -> None:
     """Kills: as above; a rank without examples, shares by examples rather than terms, other random numbers on the
     ranks, gradients that stay where they are computed, weights of another point fetched again on the way back."""
-    names = QUICK if kind in ("checkpoints", "FSDP2, some weights") else tuple(MEASURES)
+    names = QUICK if kind in ("checkpoints", "FSDP2, some weights", "empty passes") else tuple(MEASURES)
     found = together(measured_by_ranks, kind, names)
     chosen = KINDS[kind].get("parameters")
     compare(found, names, chosen)

@@ -43,7 +43,8 @@ def assigned(sizes: Mapping[str, int], blocks: Sequence[Block], ranks: int) -> d
     for n in sizes:
         groups.setdefault(root(n), []).append(n)
     weight = {r: sum(sizes[n] for n in names) for r, names in groups.items()}
-    load, owners = [0] * ranks, {}
+    load = [0] * ranks
+    owners: dict[str, int] = {}
     for r in sorted(groups, key=lambda r: -weight[r]):  # stable: the same on every rank
         rank = load.index(min(load))
         load[rank] += weight[r]

@@ -149,8 +149,8 @@ class DistributedProblem(Problem):
                 "give every rank the same batches in the same order, or say Ranks(data='own') where each has its own",
                 _first_difference,
             )
-        elif self.sharded:
-            self._spare_example = self._one_for_all()
+        elif self._schedule and self.sharded:
+            self._spare_example = self._counting(self.sample())
 
     # --------------------------------------------------------------------------------------------------------- data
 
@@ -202,8 +202,10 @@ class DistributedProblem(Problem):
             total = self._all_terms if batch is None else terms
             done = 0
             for part in self._pieces(one):
-                yield part, self.terms(part) / total if total else 0.0
-                done += 1
+                count = self.terms(part)
+                if count:  # a mean over no terms may be NaN
+                    yield part, count / total
+                    done += 1
             if self.sharded:  # all ranks take part in every pass, for they hold each other's weights
                 yield from ((self._spare(one), 0.0) for _ in range(passes - done))
 
@@ -234,12 +236,13 @@ class DistributedProblem(Problem):
         """An example for a pass that does not count."""
         if self.ranks.data == "own":
             return self._spare_example
-        return cut(batch, 0, 1, batch_size(batch))
+        return self._counting(batch)
 
-    def _one_for_all(self) -> Any:
-        """An example that every rank has."""
-        batch = self.sample()
-        return cut(batch, 0, 1, batch_size(batch))
+    def _counting(self, batch: Any) -> Any:
+        """The first example with a loss term."""
+        size = batch_size(batch)
+        each = (cut(batch, i, i + 1, size) for i in range(size))
+        return next((one for one in each if self.terms(one)), cut(batch, 0, 1, size))
 
     @cached_property
     def _sample(self) -> Any:
@@ -345,7 +348,7 @@ def _content(*tensors: Tensor) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for t in tensors:
         digest.update(f"{tuple(t.shape)}{t.dtype}".encode())
-        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
