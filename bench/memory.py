@@ -80,6 +80,7 @@ def table(hidden: int = 256, layers: int = 6, words: int = 4000) -> dict[str, An
             problem = sl.Problem(model, [one])
             problem.self_checked = 0.0  # a check on one example, before any of the rest is there
             rows[measure] = peak(lambda: run(problem)) / count  # noqa: B023
+            print(f"{name}, {measure}: {rows[measure]:.1f}", file=sys.stderr, flush=True)
         found[name] = {"parameters": count, "bytes per parameter beyond the model": rows}
     return found
 

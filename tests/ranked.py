@@ -80,6 +80,16 @@ def data() -> list[tuple[Tensor, Tensor]]:
     return batches
 
 
+class Mean:
+    """A loss that is NaN where no target counts."""
+
+    def __call__(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), batch[1].flatten())
+
+    def terms(self, batch: tuple[Tensor, Tensor]) -> int:
+        return int((batch[1] != -100).sum())
+
+
 MEASURES: dict[str, Callable[[sl.Problem], Any]] = {
     "geodesic": lambda p: sl.geodesic_sharpness(p, [0.05, 0.1]).values,
     "adaptive": lambda p: sl.adaptive_sharpness(p, 0.5).per_batch,

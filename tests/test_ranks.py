@@ -15,7 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import spiritlevel as sl
-from ranked import MEASURES, data, measured, network, together
+from ranked import MEASURES, Mean, data, measured, network, together
+from spiritlevel.core.fetching import Fetched
 from spiritlevel.core.launched import launched, process_group
 from spiritlevel.core.tensors import same_device
 from spiritlevel.errors import ArgumentError, ModelError, RanksError
@@ -41,6 +42,10 @@ def mine(rank: int) -> list[tuple[Tensor, Tensor]]:
     return [(x[s], y[s]) for (x, y), s in zip(data(), cuts, strict=False)]
 
 
+def attention(name: str) -> bool:
+    return "attention" in name or name == "embed.weight"
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "the same batches": {},
     "micro-batches": {"micro_batch": 1},
@@ -48,7 +53,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "sharded": {"ranks": sl.Ranks(state="sharded", timeout=60)},
     "own, sharded": {"ranks": sl.Ranks(data="own", state="sharded", timeout=60)},
     "FSDP2": {"ranks": sl.Ranks(timeout=60)},
+    "FSDP2, some weights": {"parameters": attention},
     "checkpoints": {"ranks": sl.Ranks(state="sharded", timeout=60), "checkpointing": True},
+    "empty passes": {"ranks": sl.Ranks(state="sharded", timeout=60), "micro_batch": 1, "loss": Mean()},
 }
 
 
@@ -56,7 +63,7 @@ def problem_of(kind: str, rank: int, world: int) -> sl.DistributedProblem:
     model: nn.Module = network()
     if kind == "the same batches":
         model = DistributedDataParallel(model)
-    if kind == "FSDP2":
+    if kind.startswith("FSDP2"):
         model = shard(model, world)
     return sl.DistributedProblem(model, mine(rank) if kind.startswith("own") else data(), **KINDS[kind])
 
@@ -69,8 +76,8 @@ def measured_by_ranks(rank: int, world: int, kind: str, names: tuple[str, ...]) 
     return {**found, "coordinates": problem.chart(sl.Elementwise()).size}
 
 
-def compare(found: list[dict[str, Any]], names: tuple[str, ...]) -> None:
-    one = measured(sl.Problem(network(), data()), names)
+def compare(found: list[dict[str, Any]], names: tuple[str, ...], parameters: Any = None) -> None:
+    one = measured(sl.Problem(network(), data(), parameters=parameters), names)
     for name in names:
         assert all(rank[name] == found[0][name] for rank in found), name  # to the last bit
         wanted = np.array(flat(one[name]))
@@ -88,11 +95,12 @@ def test_two_ranks_give_the_number_of_one_process() -> None:
 def test_every_measure_on_two_ranks(kind: str) -> None:
     """Kills: as above; a rank without examples, shares by examples rather than terms, other random numbers on the
     ranks, gradients that stay where they are computed, weights of another point fetched again on the way back."""
-    names = QUICK if kind == "checkpoints" else tuple(MEASURES)
+    names = QUICK if kind in ("checkpoints", "FSDP2, some weights", "empty passes") else tuple(MEASURES)
     found = together(measured_by_ranks, kind, names)
-    compare(found, names)
+    chosen = KINDS[kind].get("parameters")
+    compare(found, names, chosen)
     sizes = [rank["coordinates"] for rank in found]
-    parameters = sum(p.numel() for p in network().parameters())
+    parameters = sum(p.numel() for n, p in network().named_parameters() if chosen is None or chosen(n))
     if problem_is_sharded := kind not in ("the same batches", "micro-batches", "own"):
         assert sum(sizes) == parameters + 2  # and a token each
     assert max(sizes) < (0.6 if problem_is_sharded else 1.01) * parameters
@@ -116,19 +124,22 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     tries: dict[str, Any] = {
         "weights": lambda: sl.gradient_norm(sl.DistributedProblem(other, data(), ranks=wait), sl.Euclidean()),
         "data": lambda: sl.gradient_norm(sl.DistributedProblem(network(), shuffled, ranks=wait), sl.Euclidean()),
+        "arguments": lambda: sl.gradient_norm(
+            sl.DistributedProblem(network(), data(), micro_batch=2 if rank else None, ranks=wait), sl.Euclidean()
+        ),
         "settings": lambda: sl.adaptive_sharpness(problem, 0.5 + rank),
         "examples": lambda: sl.gradient_norm(
             sl.DistributedProblem(network(), [], ranks=sl.Ranks(data="own", timeout=20)), sl.Euclidean()
         ),
         "own error": lambda: sl.gradient_norm(
-            sl.DistributedProblem(network(), data(), broken if rank else whole, ranks=wait), sl.Euclidean()
+            sl.DistributedProblem(network(), data(), broken, ranks=wait), sl.Euclidean()
         ),
         "sharded": lambda: sl.gradient_norm(sl.Problem(shard(network(), world), data()), sl.Euclidean()),
         "whole": lambda: sl.DistributedProblem(shard(network(), world), data(), ranks=sl.Ranks(state="whole")),
         "batch": lambda: sl.find_symmetries(shard(network(), world), kinds="all", batch=data()[0]),
         "dense": lambda: sl.gradient_norm(
             sl.DistributedProblem(network(), data(), ranks=sl.Ranks(state="sharded")),
-            sl.Dense({n: torch.eye(p.numel()).double() for n, p in network().named_parameters()}),
+            sl.Dense(torch.eye(sum(p.numel() for p in network().parameters())).double()),
         ),
         "blocks": lambda: sl.gradient_norm(
             sl.DistributedProblem(network(), data(), ranks=sl.Ranks(state="sharded")),
@@ -151,12 +162,10 @@ def refusals(rank: int, world: int) -> dict[str, str]:
     return found
 
 
-def whole(output: Tensor, batch: Any) -> Tensor:
-    return nn.functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
-
-
 def broken(output: Tensor, batch: Any) -> Tensor:
-    raise RuntimeError("CUDA out of memory")
+    if torch.distributed.get_rank():
+        raise RuntimeError("CUDA out of memory")
+    return nn.functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
 
 
 @pytest.mark.slow
@@ -170,6 +179,9 @@ def test_ranks_that_do_not_agree_are_told_so() -> None:
         assert "broadcast rank 0's" in found["weights"]
         assert "expected the same batches on every rank" in found["data"]
         assert "data='own'" in found["data"]
+        assert (
+            "expected the same settings on every rank, but rank 1 has others (first micro_batch" in found["arguments"]
+        )
         assert f"but rank {rank} is at adaptive sharpness (l2)" in found["settings"]
         assert "DataError: expected examples on at least one rank, got none" in found["examples"]
         mine, theirs = "ModelError: expected the loss to work on the data", "but rank 1 stopped with an error"
@@ -238,6 +250,16 @@ def test_settings_are_checked() -> None:
 def test_without_a_process_group_the_way_out_is_said() -> None:
     with pytest.raises(ArgumentError, match="expected a process group, got none: start with torchrun"):
         sl.DistributedProblem(network(), data())
+
+
+def test_a_weight_that_is_elsewhere_is_met_in_a_forward_pass_only() -> None:
+    """Kills: an empty tensor in place of a weight."""
+    away = Fetched.of(torch.Size([2]), torch.float32, torch.device("cpu"), lambda: torch.ones(2))
+    assert (away.shape, away.dtype) == ((2,), torch.float32)
+    with pytest.raises(
+        ModelError, match=r"expected weights of a sharded model .* but aten.add.Tensor met one elsewhere"
+    ):
+        away + 1
 
 
 def test_owners_keep_blocks_together_and_balance() -> None:

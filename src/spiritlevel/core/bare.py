@@ -8,11 +8,11 @@ shares every parameter and buffer with the user's model, and that model is not t
 from __future__ import annotations
 
 import copy
-from typing import Any
+import sys
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from spiritlevel.errors import ModelError
@@ -75,17 +75,29 @@ def outline(model: nn.Module) -> nn.Module:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether some parameters lie spread over ranks."""
-    return any(isinstance(p, DTensor) for p in model.parameters())
+    return any(map(_is_spread, model.parameters()))
+
+
+def _is_spread(t: Tensor) -> bool:
+    """Whether it is a DTensor. Where nobody has imported them yet there are none, and the import takes a while."""
+    library = sys.modules.get("torch.distributed.tensor")
+    return library is not None and isinstance(t, library.DTensor)
 
 
 def here(t: Tensor) -> Tensor:
     """What this rank holds of a parameter."""
-    return t.detach().to_local() if isinstance(t, DTensor) else t.detach()
+    if not _is_spread(t):
+        return t.detach()
+    local: Tensor = cast("Any", t.detach()).to_local()
+    return local
 
 
 def whole(t: Tensor) -> Tensor:
     """A parameter with all of its entries; collective where it is spread over ranks."""
-    return t.detach().full_tensor() if isinstance(t, DTensor) else t.detach()
+    if not _is_spread(t):
+        return t.detach()
+    full: Tensor = cast("Any", t.detach()).full_tensor()
+    return full
 
 
 def _foreign(hook: Any) -> bool:

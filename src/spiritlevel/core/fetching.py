@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from spiritlevel.core.ranks import Crew
+from spiritlevel.errors import ModelError
 
 __all__ = ["TOKEN", "Fetched", "Fetching"]
 
@@ -41,15 +42,18 @@ class Fetched(Tensor):
     @staticmethod
     def of(shape: torch.Size, dtype: torch.dtype, device: torch.device, get: Callable[[], Tensor]) -> Fetched:
         """One for a weight of this shape."""
-        made: Fetched = torch.Tensor._make_wrapper_subclass(Fetched, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]  # torch's
+        made: Fetched = torch.Tensor._make_wrapper_subclass(Fetched, shape, dtype=dtype, device=device)
         made.get = get
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # the mode below sees to it
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(f"a weight that is not here met {func} outside of a forward pass")
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch calls the class
+        raise ModelError(
+            f"expected weights of a sharded model to be met by torch functions of its forward pass, but {func} met one "
+            "elsewhere (a custom autograd function or compiled code): take that out, or Ranks(state='whole')"
+        )
 
 
 class _Fetch(TorchFunctionMode):
@@ -77,9 +81,10 @@ class Fetching:
     Args:
         crew: the ranks.
         owners: the rank of each measured parameter.
-        shapes: of all measured parameters.
-        dtypes: of the weights as they are measured.
+        shapes: of all parameters that are fetched.
+        dtypes: of the same, as they are measured.
         device: where they are needed.
+        still: how to get parameters that are not measured and lie spread over ranks; collective.
     """
 
     def __init__(
@@ -89,12 +94,14 @@ class Fetching:
         shapes: Mapping[str, torch.Size],
         dtypes: Mapping[str, torch.dtype],
         device: torch.device,
+        still: Mapping[str, Callable[[], Tensor]],
     ) -> None:
+        self._still = still
         self.crew, self._owners, self._shapes, self._dtypes, self._device = crew, owners, shapes, dtypes, device
         self._seen: dict[int, tuple[str, Tensor, StorageWeakRef]] = {}
 
     def placeholders(self, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One for each measured parameter.
+        """One for each parameter that is fetched.
 
         Args:
             mine: the weights this rank owns, and the token.
@@ -103,10 +110,14 @@ class Fetching:
         def getter(name: str) -> Callable[[], Tensor]:
             return lambda: self._weight(name, mine)
 
-        return {n: Fetched.of(self._shapes[n], self._dtypes[n], self._device, getter(n)) for n in self._owners}
+        return {n: Fetched.of(self._shapes[n], self._dtypes[n], self._device, getter(n)) for n in self._shapes}
 
     def _weight(self, name: str, mine: Mapping[str, Tensor]) -> Tensor:
         """The weight, differentiable on every rank."""
+        if name in self._still:
+            unmoved = self.fetched(torch.empty(0), name)
+            self._note(unmoved, name, torch.empty(0))
+            return unmoved
         x, token = mine.get(name), mine.get(TOKEN)
         x = torch.empty(0, device=self._device) if x is None else x
         token = torch.zeros(1, device=self._device) if token is None else token
@@ -120,6 +131,8 @@ class Fetching:
 
     def fetched(self, x: Tensor, name: str) -> Tensor:
         """A fresh copy of what the owner has, on every rank."""
+        if name in self._still:
+            return self._still[name]()
         owner = self._owners[name]
         if owner == self.crew.rank:
             out = x.detach().clone(memory_format=torch.contiguous_format)
@@ -132,6 +145,10 @@ class Fetching:
         owner = self._owners[name]
         out = self.crew.bring(f"the gradient of {name}", x.detach().clone(memory_format=torch.contiguous_format), owner)
         return out if owner == self.crew.rank else out.new_zeros(0)
+
+    def forget(self) -> None:
+        """Let go of what weights were made from that nobody has any more."""
+        self._seen = {at: known for at, known in self._seen.items() if not known[2].expired()}
 
     @contextmanager
     def keeping_names(self) -> Iterator[None]:

@@ -235,7 +235,8 @@ class Replicated:
         return self.same(numbers)
 
     def same(self, numbers: Array) -> Array:
-        return self._crew.numbers("a decision", numbers.reshape(-1))[0].reshape(numbers.shape)
+        found: Array = self._crew.numbers("a decision", numbers.reshape(-1))[0].reshape(numbers.shape)
+        return found
 
 
 class Spread(Replicated):

@@ -49,8 +49,8 @@ def recomputing(model: nn.Module, weights: Mapping[str, Tensor], around: Callabl
 
         return generator(again, *args, **kwargs)
 
-    library._checkpoint_without_reentrant_generator = ours
-    library.CheckpointFunction = _Refused  # type: ignore[misc]  # put back below
+    library._checkpoint_without_reentrant_generator = ours  # type: ignore[assignment]  # put back below
+    library.CheckpointFunction = _Refused  # type: ignore[misc]  # as above
     try:
         yield
     finally:

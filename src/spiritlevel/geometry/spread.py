@@ -17,7 +17,7 @@ from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry.base import Chart, Geometry, Part, PullBack, Transported, Weights
 from spiritlevel.geometry.dense import Dense
 
-__all__ = ["SpreadChart", "assigned", "spread_chart"]
+__all__ = ["SpreadChart", "assigned", "check_spread", "spread_chart"]
 
 _DRAWN = 1 << 20  # random numbers drawn at a time; a multiple of 16, which is how many torch makes together
 
@@ -43,7 +43,8 @@ def assigned(sizes: Mapping[str, int], blocks: Sequence[Block], ranks: int) -> d
     for n in sizes:
         groups.setdefault(root(n), []).append(n)
     weight = {r: sum(sizes[n] for n in names) for r, names in groups.items()}
-    load, owners = [0] * ranks, {}
+    load = [0] * ranks
+    owners: dict[str, int] = {}
     for r in sorted(groups, key=lambda r: -weight[r]):  # stable: the same on every rank
         rank = load.index(min(load))
         load[rank] += weight[r]
@@ -70,7 +71,12 @@ class _Token(Part):
 
     def evaluate(self, z: Flat, into: dict[str, Tensor]) -> PullBack:
         self.write(z, into)
-        return lambda gradient, slot: slot.zero_() and None
+
+        def pull_back(gradient: Weights, slot: Tensor) -> None:
+            del gradient
+            slot.zero_()
+
+        return pull_back
 
     def spans(self) -> list[tuple[str, slice]]:
         return []
@@ -122,7 +128,7 @@ class SpreadChart(Chart):
         starts = np.cumsum([0, *(n for *_, n in order)]).tolist()
         here = {i: at for (_, rank, i, _), at in zip(order, starts, strict=False) if rank == crew.rank}
         self._wanted = [(here[i], s) for i, (_, _, s) in enumerate(mine)]
-        names = sorted({(key, name) for key, name in crew_names(crew, mine)})
+        names = sorted(set(_names_of_all(crew, mine)))
         self._names = list(dict.fromkeys(n for _, n in names))
 
     def _stretches(self, place: Callable[[str, int], tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], str, slice]]:
@@ -167,7 +173,7 @@ class SpreadChart(Chart):
         return int(self._crew.sum("geodesics that ended", super().stopped(z)))
 
 
-def crew_names(crew: Crew, mine: list[tuple[tuple[int, ...], str, slice]]) -> Iterator[tuple[tuple[int, ...], str]]:
+def _names_of_all(crew: Crew, mine: list[tuple[tuple[int, ...], str, slice]]) -> Iterator[tuple[tuple[int, ...], str]]:
     """Places and names of the layers of all ranks."""
     for found in crew.objects("the layers of a chart", [(key, name) for key, name, _ in mine]):
         yield from found
@@ -193,17 +199,7 @@ def spread_chart(
         device: of coordinates.
         crew: the ranks.
     """
-    if isinstance(geometry, Dense | Transported):
-        raise ArgumentError(
-            "expected a geometry that moves weights or pairs by themselves where the state is sharded, got "
-            f"{geometry}: take state='whole', or Euclidean, Elementwise, Diagonal or Quotient"
-        )
-    odd = [b.name for b in blocks if not isinstance(b, Pair) or b.frozen or b.free]
-    if odd:
-        raise ArgumentError(
-            "expected only pairs (kinds 'attention' and 'lora') to quotient by where the state is sharded, got "
-            f"{odd[0]!r}: take state='whole', or leave it out"
-        )
+    check_spread(geometry, blocks)
     groups: dict[tuple[Any, ...], int] = {}
     places: dict[str, tuple[int, int]] = {}
     for i, b in enumerate(blocks):
@@ -218,3 +214,18 @@ def spread_chart(
     mine = [b for b in blocks if all(n in weights for n in b.parameters)]
     parts = geometry._parts(weights, mine, dtype) if weights else []
     return SpreadChart(weights, parts, dtype, device, crew, place)
+
+
+def check_spread(geometry: Geometry, blocks: Sequence[Block]) -> None:
+    """Refuse geometries whose parts do not each belong to one rank."""
+    if isinstance(geometry, Dense | Transported):
+        raise ArgumentError(
+            "expected a geometry that moves weights or pairs by themselves where the state is sharded, got "
+            f"{geometry}: take state='whole', or Euclidean, Elementwise, Diagonal or Quotient"
+        )
+    odd = [b.name for b in blocks if not isinstance(b, Pair) or b.frozen or b.free]
+    if odd:
+        raise ArgumentError(
+            "expected only pairs (kinds 'attention' and 'lora') to quotient by where the state is sharded, got "
+            f"{odd[0]!r}: take state='whole', or leave it out"
+        )

@@ -22,7 +22,7 @@ from spiritlevel.core.spread import agreeing
 from spiritlevel.core.tensors import same_device
 from spiritlevel.errors import ArgumentError, DataError, SymmetryError
 from spiritlevel.geometry import Chart, Geometry
-from spiritlevel.geometry.spread import assigned, spread_chart
+from spiritlevel.geometry.spread import assigned, check_spread, spread_chart
 from spiritlevel.problem.problem import Problem
 from spiritlevel.symmetry.trace import few_examples
 from spiritlevel.symmetry.verify import allowed_drift, drift_along
@@ -112,7 +112,9 @@ class DistributedProblem(Problem):
 
     def joined(self, what: str, total: float, vector: Tensor | None = None) -> tuple[float, Any]:
         total = self.crew.sum(what, total)
-        if vector is not None and not self.sharded:  # gradients of sharded weights went to their owners already
+        if self.sharded:  # gradients went to their owners already
+            self._way.forget()
+        elif vector is not None:
             self.crew.add_up(what, vector)
         return total, vector
 
@@ -127,7 +129,8 @@ class DistributedProblem(Problem):
 
     def _compare_ranks(self) -> None:
         """Refuse ranks that measure different things."""
-        self.crew.alike("settings", {**self.settings, "micro_batch": self.micro_batch}, "pass the same arguments")
+        settings = {**self.settings, "micro_batch": self.micro_batch, "ranks": str(self.ranks)}
+        self.crew.alike("settings", settings, "pass the same arguments", _first_difference)
         shapes = {n: (tuple(p.shape), str(p.dtype)) for n, p in self.model.named_parameters()}
         self.crew.alike("parameters", shapes, "build the same model on every rank", _first_difference)
         if not is_sharded(self.model):
@@ -146,8 +149,8 @@ class DistributedProblem(Problem):
                 "give every rank the same batches in the same order, or say Ranks(data='own') where each has its own",
                 _first_difference,
             )
-        elif self.sharded:
-            self._spare_example = self._one_for_all()
+        elif self._schedule and self.sharded:
+            self._spare_example = self._counting(self.sample())
 
     # --------------------------------------------------------------------------------------------------------- data
 
@@ -199,8 +202,10 @@ class DistributedProblem(Problem):
             total = self._all_terms if batch is None else terms
             done = 0
             for part in self._pieces(one):
-                yield part, self.terms(part) / total if total else 0.0
-                done += 1
+                count = self.terms(part)
+                if count:  # a mean over no terms may be NaN
+                    yield part, count / total
+                    done += 1
             if self.sharded:  # all ranks take part in every pass, for they hold each other's weights
                 yield from ((self._spare(one), 0.0) for _ in range(passes - done))
 
@@ -231,12 +236,13 @@ class DistributedProblem(Problem):
         """An example for a pass that does not count."""
         if self.ranks.data == "own":
             return self._spare_example
-        return cut(batch, 0, 1, batch_size(batch))
+        return self._counting(batch)
 
-    def _one_for_all(self) -> Any:
-        """An example that every rank has."""
-        batch = self.sample()
-        return cut(batch, 0, 1, batch_size(batch))
+    def _counting(self, batch: Any) -> Any:
+        """The first example with a loss term."""
+        size = batch_size(batch)
+        each = (cut(batch, i, i + 1, size) for i in range(size))
+        return next((one for one in each if self.terms(one)), cut(batch, 0, 1, size))
 
     @cached_property
     def _sample(self) -> Any:
@@ -270,26 +276,24 @@ class DistributedProblem(Problem):
     @cached_property
     def _way(self) -> Fetching:
         """How ranks get each other's weights; made anew with the owners."""
-        stored = self._stored
-        dtypes = {
-            n: torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype for n, p in stored.items()
-        }
-        return Fetching(self.crew, self.owners, {n: p.shape for n, p in stored.items()}, dtypes, same_device(stored))
+        stored, still = self._stored, {}
+        if is_sharded(self.model):
+            still = {n: p for n, p in self.model.named_parameters() if n not in stored}
+        all_of_them = {**stored, **still}
+        dtypes = {n: widen(torch.empty(0, dtype=p.dtype)).dtype for n, p in all_of_them.items()}
+        shapes = {n: p.shape for n, p in all_of_them.items()}
+
+        def getter(p: Tensor) -> Callable[[], Tensor]:
+            return lambda: widen(whole(p))
+
+        ways = {n: getter(p) for n, p in still.items()}
+        return Fetching(self.crew, self.owners, shapes, dtypes, same_device(stored), ways)
 
     def output(self, weights: Weights, batch: Any) -> Any:
         if not self.sharded:
             return super().output(weights, batch)
         with self._way.passing():
-            return forward(self.model, {**self._still, **self._way.placeholders(weights)}, batch)
-
-    @property
-    def _still(self) -> dict[str, Tensor]:
-        """Parameters that are not measured, where they lie spread too."""
-        return (
-            {n: widen(whole(p)) for n, p in self.model.named_parameters() if n not in set(self._names)}
-            if is_sharded(self.model)
-            else {}
-        )
+            return forward(self.model, self._way.placeholders(weights), batch)
 
     @contextmanager
     def differentiating(self) -> Iterator[None]:
@@ -304,9 +308,10 @@ class DistributedProblem(Problem):
         blocks: Sequence[Block] = ()
         if geometry.needs_blocks:
             blocks = self.symmetries if geometry.blocks is None else geometry.blocks
-            if list(blocks) != list(self._blocks):  # what a block joins must be on one rank
-                self._blocks = blocks
-                self.__dict__.pop("_way", None)
+        check_spread(geometry, blocks)
+        if blocks and list(blocks) != list(self._blocks):  # what a block joins must be on one rank
+            self._blocks = blocks
+            self.__dict__.pop("_way", None)
         self.check()
         if blocks:
             self.verify(blocks)
@@ -343,7 +348,7 @@ def _content(*tensors: Tensor) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for t in tensors:
         digest.update(f"{tuple(t.shape)}{t.dtype}".encode())
-        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -144,7 +144,8 @@ class StudyConfig(Settings):
         batches: how data are cut.
         seed: fixes everything random, for every checkpoint alike.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
-        engine: ``serial``, or ``processes`` or ``ray`` with so many ``workers``.
+        engine: ``serial``, or ``processes`` or ``ray`` with so many ``workers``; under torchrun ``ranks``, whatever
+            stands here.
         workers: how many processes; by default one for each core, or on Ray as many as the cluster has room for.
         threads: of torch in each process; by default torch's own for ``serial``, the cores shared for ``processes``,
             and 1 for ``ray``. The last digits of a sum depend on it.
