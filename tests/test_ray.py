@@ -112,13 +112,13 @@ def test_on_this_machine_with_a_worker_killed(
 @pytest.mark.slow
 def test_two_nodes_with_workers_killed(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kills: more workers than GPUs, a worker on one node only, content sent twice to a node, nameless workers."""
-    import ray
+    from ray.util import list_named_actors
 
     folder, counted, names, most = study.parent, Counted(monkeypatch), set[str](), 0
 
     def look() -> None:
         nonlocal most
-        names.update(n["name"] for n in ray.util.list_named_actors(all_namespaces=True))
+        names.update(n["name"] for n in list_named_actors(all_namespaces=True))
         most = max(most, len(workers()))
 
     deaths = [Once(n, lambda i=i: kill(workers()[i])) for i, n in enumerate((4, 10), start=0)]  # type: ignore[misc]

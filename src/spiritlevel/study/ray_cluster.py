@@ -124,7 +124,11 @@ def _reach(address: str, config: StudyConfig) -> None:
 
 def _unreachable(config: StudyConfig, address: str | None, why: str) -> str:
     if address is None:
-        return f"expected to start a Ray on this machine, but {why}: `ray stop` ends what is left of another"
+        return (
+            f"expected to start a Ray on this machine, but {why}: `ray stop` ends what is left of another; where other "
+            "work keeps the machine busy, Ray may not be up within the 30 s it allows itself: try again, or take "
+            "engine 'processes'"
+        )
     source = config.at("ray", "address") if config.ray.address else "RAY_ADDRESS"
     return (
         f"{source}: expected a Ray cluster at {address}, but {why}: start one with `ray start --head`, run the study "
