@@ -136,7 +136,7 @@ def _search(
 ) -> Solution:
     """From the last maximiser or from the gradient, whichever point of the sphere is the higher.
 
-    The last maximiser alone is not enough: on a ViT in training it led to another, lower maximum every third time.
+    The last maximiser alone is not enough: on a ViT in training it sometimes led to another, much lower maximum.
     """
     ball, centre = L2Ball(rho), Centre(value, gradient, keep=True)
     size = ball.dual(gradient)
