@@ -127,7 +127,13 @@ def same(a: list[Any], b: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"mixed": True}, {"accumulate": 2}, {"workers": 2}], ids=["plain", "mixed", "accumulate", "workers"]
+    "how",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"mixed": True}, id="mixed"),
+        pytest.param({"accumulate": 2}, id="accumulate"),
+        pytest.param({"workers": 2}, id="workers", marks=pytest.mark.slow),
+    ],
 )
 def test_training_is_bitwise_the_same(how: dict[str, Any]) -> None:
     """Kills: no random state put back (any of three), modes or attributes left changed, .grad touched, autocast left
@@ -182,6 +188,7 @@ def test_every_device_in_use_gets_its_random_state_back(monkeypatch: pytest.Monk
     assert put_back == [state]
 
 
+@pytest.mark.slow
 def test_wrappers_are_looked_through_and_compiled_networks_are_not_compiled_again() -> None:
     model = Awkward()
     assert inner(nn.DataParallel(model)) is model
@@ -529,6 +536,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_a_log_that_is_read_meanwhile_and_afterwards(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with subprocess.Popen([sys.executable, "-c", SCRIPT, str(path)]) as process:

@@ -86,8 +86,11 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 @quiet
 @pytest.mark.parametrize(
     "how",
-    [{}, {"bf16": True, "gradient_accumulation_steps": 2}, {"dataloader_num_workers": 2}],
-    ids=["plain", "mixed and accumulated", "workers"],
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"bf16": True, "gradient_accumulation_steps": 2}, id="mixed and accumulated"),
+        pytest.param({"dataloader_num_workers": 2}, id="workers", marks=pytest.mark.slow),
+    ],
 )
 def test_the_trainer_of_transformers_trains_the_same(tmp_path: Path, how: dict[str, Any]) -> None:
     """Kills: iterating the training loader for the fixed batch, random states that are not put back, numbers that are
@@ -272,6 +275,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @quiet
+@pytest.mark.slow
 def test_wandb_offline(tmp_path: Path) -> None:
     """In a process of its own, for it starts a service. Read back from the run's own file."""
     script = f"""
@@ -325,6 +329,7 @@ def test_sinks_refuse_what_is_no_logger() -> None:
             make(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "package"), [("trainer", "transformers"), ("lightning", "lightning")])
 def test_a_missing_package_is_named(module: str, package: str) -> None:
     script = f"import sys; sys.modules[{package!r}] = None; import spiritlevel.integrations.{module}"

@@ -266,6 +266,7 @@ def test_weights_that_are_missing_are_no_random_numbers(zoo: Path) -> None:
         load_adapter(path.parent)
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_named() -> None:
     script = (
         "import sys; sys.modules['peft'] = None\n"
@@ -321,6 +322,7 @@ def test_networks_with_other_numbers_in_their_modules_are_not_run_as_one() -> No
 # ---------------------------------------------------------------------------------------------------- quantised bases
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("bits", [8, 4])
 def test_adapters_on_a_quantised_base(tmp_path: Path, bits: int) -> None:

@@ -31,7 +31,7 @@ except ImportError as error:  # pragma: no cover  # the tests run it in another 
 __all__ = ["MonitorCallback", "watch"]
 
 
-class MonitorCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
+class MonitorCallback(TrainerCallback):
     """Flatness while the Trainer trains; for the arguments see `Monitor`.
 
     Steps are the Trainer's global steps, one for each update of the weights, so that training resumed from a checkpoint

@@ -100,7 +100,11 @@ class Monitor:
         self.notes: list[tuple[int, str]] = []
         self._batches = fixed_batches(batches)
         names = list(parameters) if isinstance(parameters, Iterable) and not isinstance(parameters, str) else parameters
-        self._make = lambda: Problem(self.model, self._batches, loss, names, micro_batch=micro_batch)
+
+        def make() -> Problem:
+            return Problem(self.model, self._batches, loss, names, micro_batch=micro_batch)
+
+        self._make: Callable[[], Problem] = make
         self._make()  # wrong settings are an error now, not a failure in the middle of training
         self._problem: Problem | None = None
         self._memory: dict[str, Memory] = {}
@@ -123,7 +127,8 @@ class Monitor:
         self._steps = self._first = step
         self.budget.begin()
         if not self._started and self._log is not None:
-            self._guarded("the log", lambda: self._log and self._log.start(step, self.settings))
+            log = self._log
+            self._guarded("the log", lambda: log.start(step, self.settings))
         self._started = True
 
     @property

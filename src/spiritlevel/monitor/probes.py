@@ -136,23 +136,19 @@ def _search(
 ) -> Solution:
     """From the last maximiser or from the gradient, whichever point of the sphere is the higher.
 
-    The last maximiser alone is not enough: on a ViT in training it led to another, lower maximum every third time.
+    The last maximiser alone is not enough: on a ViT in training it sometimes led to another, much lower maximum.
     """
     ball, centre = L2Ball(rho), Centre(value, gradient, keep=True)
     size = ball.dual(gradient)
     if start is None or not bool(start.any()) or size == 0:
         return solver.maximise(objective, ball, centre)
     last, along = ball.unit(start) * ball.radius, gradient / (size / ball.radius)  # as the solver itself begins
-    known = [(z, *objective(z)) for z in (last, along)]
-    _, *first = max(known, key=lambda k: k[1] if math.isfinite(k[1]) else -math.inf)
-    warm = first[0] is known[0][1]
+    at_last, at_along = objective(last), objective(along)
+    warm = math.isfinite(at_last[0]) and not at_along[0] > at_last[0]
+    first = [at_last if warm else at_along]
 
     def remembered(z: Tensor) -> tuple[float, Tensor]:
-        if first:
-            value, gradient = first
-            first.clear()
-            return value, gradient
-        return objective(z)
+        return first.pop() if first else objective(z)
 
     found = solver.maximise(remembered, ball, centre, start=start if warm else None)
     return replace(found, evaluations=found.evaluations + 1)
