@@ -41,7 +41,7 @@ from spiritlevel.experiments.zoos import (
     read_bundle,
 )
 from spiritlevel.experiments.zoos.images import MEAN, SPREAD, image_folder
-from spiritlevel.study import StudyConfig, load_checkpoint, load_data, run_study
+from spiritlevel.study import StudyConfig, load_checkpoint, load_data, load_function, run_study
 from spiritlevel.study.session import MEASURED, Session
 from spiritlevel.study.settings_file import read_config
 from zoos import settings, write_zoo
@@ -457,6 +457,16 @@ def adapted(name: str, folder: Path, count: int) -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(text)
     return path
+
+
+@pytest.mark.parametrize("name", ["clip_soups_imagenet", "feather_berts_mnli"])
+def test_what_a_study_names_is_there(name: str) -> None:
+    """Kills: a function that was renamed here and not in the YAML. Nothing is loaded."""
+    config = read_config(STUDIES / f"{name}.yaml")
+    named = [config.data.train, *config.data.tests.values(), *config.data.scores.values(), config.zoo.builder]
+    for reference in filter(None, named):
+        assert load_function(reference).__module__ == reference.partition(":")[0]
+    assert set(config.data.tests) >= set(config.data.scores)
 
 
 @pytest.mark.slow
