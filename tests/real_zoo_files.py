@@ -150,7 +150,7 @@ def write_imagenets(data: Path, each: int = 4) -> None:
 
 PAIRS = [
     ("The doctor helped the lawyer .", "The lawyer helped the doctor .", "contradiction"),
-    ('The "actor" ran , and the judge slept .', "The judge slept .", "entailment"),
+    ('" The actor ran , and the judge slept .', "The judge slept .", "entailment"),
     ("The student paid .", "The student paid in the book .", "neutral"),
     ("A man danced .", "A woman danced .", "-"),
     ("The artist who saw the judge ran .", "The judge ran .", "neutral"),

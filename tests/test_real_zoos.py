@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from real_zoo_files import (
     write_soups,
 )
 from spiritlevel.cli import main
-from spiritlevel.errors import ArgumentError, CheckpointError, ConfigError, DataError
+from spiritlevel.errors import ArgumentError, CheckpointError, ConfigError, DataError, MissingDependencyError
 from spiritlevel.experiments.zoos import (
     clip_classifier,
     clip_crop,
@@ -40,7 +41,7 @@ from spiritlevel.experiments.zoos import (
     read_bundle,
 )
 from spiritlevel.experiments.zoos.images import MEAN, SPREAD, image_folder
-from spiritlevel.study import StudyConfig, load_checkpoint, load_data, run_study
+from spiritlevel.study import StudyConfig, load_checkpoint, load_data, load_function, run_study
 from spiritlevel.study.session import MEASURED, Session
 from spiritlevel.study.settings_file import read_config
 from zoos import settings, write_zoo
@@ -249,6 +250,20 @@ def test_what_is_wrong_with_a_folder_of_images(tmp_path: Path, data: Path, monke
         imagenet.train()
 
 
+def test_what_is_missing_on_the_machine(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path, WNIDS[:1], 1, seed=0)
+    with monkeypatch.context() as m:
+        m.setattr("spiritlevel.experiments.zoos.images._write", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(DataError, match=r"expected to keep decoded images in .*\.crops, but: disk full"):
+            image_folder(tmp_path, WNIDS)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'spiritlevel\[zoos\]'"):
+        image_folder(tmp_path, WNIDS)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(MissingDependencyError, match="expected the package 'tokenizers'"):
+        entailment.tokenised([("x", "y", "z")], ["z"], tmp_path / "nothing.txt")
+
+
 def test_a_part_of_the_classes_is_judged_among_themselves(data: Path) -> None:
     """Kills: labels of the 200 taken for labels of the 1000, scores in the order of folders and not of identifiers."""
     write_imagenets(data, each=1)
@@ -281,7 +296,7 @@ def test_a_tensorflow_checkpoint_is_read_without_tensorflow() -> None:
     assert list(read_bundle(BUNDLE / "model.ckpt-36815", lambda n: n == "output_bias")) == ["output_bias"]
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut data", "cut index", "other file", "kind"])
+@pytest.mark.parametrize("damage", ["missing", "cut data", "cut index", "other file", "kind", "compressed"])
 def test_damaged_checkpoints_are_errors(tmp_path: Path, damage: str) -> None:
     shutil.copytree(BUNDLE, tmp_path / "b")
     index, part = tmp_path / "b" / "model.ckpt-36815.index", tmp_path / "b" / "model.ckpt-36815.data-00000-of-00002"
@@ -293,6 +308,10 @@ def test_damaged_checkpoints_are_errors(tmp_path: Path, damage: str) -> None:
         index.write_bytes(index.read_bytes()[:-8])
     elif damage == "other file":
         index.write_bytes(b"\0" * 100)
+    elif damage == "compressed":
+        content = bytearray(index.read_bytes())
+        content[-53] = 1  # the kind of the last block: behind it four bytes of its checksum, and the footer of 48
+        index.write_bytes(content)
     else:
         index.write_bytes(index.read_bytes().replace(b"\x08\x09\x12", b"\x08\x07\x12"))  # int64 made strings
     with pytest.raises(CheckpointError, match=r"expected (a TensorFlow checkpoint|whole float or integer)"):
@@ -438,6 +457,16 @@ def adapted(name: str, folder: Path, count: int) -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(text)
     return path
+
+
+@pytest.mark.parametrize("name", ["clip_soups_imagenet", "feather_berts_mnli"])
+def test_what_a_study_names_is_there(name: str) -> None:
+    """Kills: a function that was renamed here and not in the YAML. Nothing is loaded."""
+    config = read_config(STUDIES / f"{name}.yaml")
+    named = [config.data.train, *config.data.tests.values(), *config.data.scores.values(), config.zoo.builder]
+    for reference in filter(None, named):
+        assert load_function(reference).__module__ == reference.partition(":")[0]
+    assert set(config.data.tests) >= set(config.data.scores)
 
 
 @pytest.mark.slow
