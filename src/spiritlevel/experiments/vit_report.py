@@ -112,8 +112,8 @@ def _edges(zoo: ZooFolder, names: Sequence[str]) -> dict[str, int]:
 def _edge_words(edges: Mapping[str, int]) -> str:
     counts = [f"{n} at {column.partition('@')[2]}" for column, n in edges.items()]
     return (
-        " The cross_gram metric has an edge, the smallest singular value of a head; beyond it numbers mean little. Of all "
-        f"checkpoints the radius is beyond it for {_listed(counts)}."
+        " The cross_gram metric has an edge, the smallest singular value of a head; beyond it numbers mean little. Of "
+        f"all checkpoints the radius is beyond it for {_listed(counts)}."
     )
 
 
