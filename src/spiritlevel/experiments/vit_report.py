@@ -230,6 +230,12 @@ def _sentences(design: str, found: Judged) -> Iterator[str]:
         + "."
     )
     yield "Geodesic against adaptive l2: " + _listed([_compared(found, g, "adaptive") for g in GEODESIC]) + "."
+    errors = [f"{found.tau(_column(m), 'test_error')} for {NAMES[m]}" for m in NAMES]
+    spread = [100 * float(np.ptp(found.table.gen[f"{part}_error"])) for part in ("train", "test")]
+    yield (
+        f"The gap is the test error, which differs by up to {spread[1]:.1f} points, minus the training error, which "
+        f"differs by up to {spread[0]:.1f}; with the test error alone tau is {_listed(errors)}."
+    )
     yield "On the shifts, " + _listed([_consistent(found, m) for m in GEODESIC]) + "."
     loss = found.relations["train_loss", "test_gap"].tau
     yield f"The training loss alone has tau {loss} with the gap;"
