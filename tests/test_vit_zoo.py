@@ -25,7 +25,7 @@ from spiritlevel.errors import ArgumentError, DataError, ModelError
 from spiritlevel.experiments import EXPERIMENTS, fashion, vit_report, vit_training, vit_zoo, zoo_judging
 from spiritlevel.experiments.vit_recipes import Recipe, drawn
 from spiritlevel.experiments.zoo_folder import Trained, ZooFolder, prepare_zoo, zoo_folder
-from spiritlevel.study import StudyTable, read_config, run_study
+from spiritlevel.study import Store, StudyTable, read_config, run_study
 
 TINY = replace(
     vit_zoo.QUICK, networks=4, pretraining=256, pretraining_epochs=1, held_out=64, training=64, test=60, measured=32,
@@ -382,6 +382,10 @@ def test_a_table_without_the_design_is_an_error() -> None:
         zoo_judging.of_design(replace(made_up(), hp={}), "end")
 
 
+def table_names(zoo: ZooFolder) -> list[str]:
+    return [p.name for p in zoo.checkpoints()]
+
+
 def test_the_whole_experiment_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "twice the images"
     monkeypatch.setattr(vit_report, "VARIATIONS", {name: vit_zoo.VARIATIONS[name]})
@@ -393,6 +397,9 @@ def test_the_whole_experiment_small(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert found["failed measurements"] == 0
     assert len(report.claims) == 2 * (4 + 4 + 2)
     assert name in report.reading
+    with Store(zoo.store) as store:
+        states = [store.outcomes(c)["complexity.geodesic-cross@0.05"].status for c in table_names(zoo)]
+    assert report.data["beyond the edge"]["geodesic-cross@0.05"] == states.count("edge")
     assert len(report.data["varied"][name]["taus"]) == 6  # four measures, training loss and norm
     assert set(report.figures) == {"vit-zoo-end", "vit-zoo-level", "vit-zoo-taus"}
     assert read_config(zoo.study).data.subset == TINY.measured // 2

@@ -25,21 +25,27 @@ def scatter(found: Judged, measures: Mapping[str, str], targets: Mapping[str, st
         targets: the same of the gaps.
     """
     rows, columns = len(measures), len(targets)
-    figure, axes = panels(rows, columns, 1.8 * columns + 0.4, 1.5 * rows + 0.3)
+    figure, axes = panels(rows, columns, 1.7 * columns + 0.4, 1.45 * rows + 0.3)
     for row, (measure, name) in zip(axes, measures.items(), strict=True):
-        for axis, (target, title) in zip(row, targets.items(), strict=True):
+        for axis, target in zip(row, targets, strict=True):
             _panel(axis, found, measure, target)
-            if row is axes[0]:
-                axis.set_title(f"{title}\n{axis.get_title()}", fontsize=8)
         row[columns // 2].set_xlabel(name, fontsize=8)
         row[0].set_ylabel("gap, %", fontsize=8)
+    for axis, title in zip(axes[0], targets.values(), strict=True):
+        axis.set_title(f"{title}\n{axis.get_title()}", fontsize=8)
     return figure
 
 
 def _panel(axis: Any, found: Judged, measure: str, target: str) -> None:
+    """The networks as points; sharpness on a logarithmic scale with its least and its largest value."""
     x, tau = found.table.complexity[measure], found.tau(measure, target)
-    axis.plot(x, 100 * found.table.gen[target], "o", ms=2.5, mew=0, alpha=0.7, color=BLUE)
+    axis.plot(x, 100 * found.table.gen[target], "o", ms=2.2, mew=0, color=BLUE, rasterized=True)
     axis.locator_params(nbins=3)
+    if np.nanmin(x) > 0:
+        axis.set_xscale("log")
+        ticks = [float(np.nanmin(x)), float(np.nanmax(x))]
+        axis.set_xticks(ticks, [f"{t:.2g}" for t in ticks])
+        axis.set_xticks([], minor=True)
     axis.tick_params(labelsize=7)
     axis.set_title(f"τ {tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]", fontsize=8)
 
