@@ -210,6 +210,7 @@ def _sentences(task: str, design: str, found: Judged) -> Iterator[str]:
     )  # fmt: skip
     parts = [f"{found.tau(GRID.column(m), GAP)} for {NAMES[m]}" for m in NAMES]
     yield f"tau with the test gap is {listed(parts)}."
+    yield GRID.without_training(found)
     yield "Beside adaptive l2, " + listed([GRID.compared(found, g, "adaptive", GAP) for g in GEODESIC]) + "."
     for shift in TASKS[task].shifts:
         parts = [f"{found.tau(GRID.column(m), f'{shift}_gap')} for {NAMES[m]}" for m in NAMES]

@@ -197,6 +197,7 @@ def _sentences(design: str, found: Judged) -> Iterator[str]:
         + listed([GRID.compared(found, g, "adaptive", "test_gap") for g in GEODESIC])
         + "."
     )
+    yield GRID.without_training(found)
     yield "On the shifts, " + listed([_consistent(found, m) for m in GEODESIC]) + "."
     loss = found.relations["train_loss", "test_gap"].tau
     yield f"The training loss alone has tau {loss} with the gap;"

@@ -89,6 +89,15 @@ class Grid:
                     None: "is no different beyond chance"}  # fmt: skip
         return f"{NAMES[first]} {verdicts[verdict((d.low, d.high))]} (difference of |tau| {d}, p {lead.p:.2g})"
 
+    def without_training(self, found: Judged) -> str:
+        """What is left where the training error, a part of the gap, is not looked at."""
+        errors = [f"{found.tau(self.column(m), 'test_error')} for {words}" for m, words in NAMES.items()]
+        train, test = (100 * float(np.ptp(found.table.gen[f"{part}_error"])) for part in ("train", "test"))
+        return (
+            f"The gap is the test error, which differs by up to {test:.1f} points, minus the training error, which "
+            f"differs by up to {train:.1f}; with the test error alone tau is {listed(errors)}."
+        )
+
 
 def quartiles(found: Judged, columns: Sequence[str]) -> dict[str, list[float]]:
     """Quartiles of measures over the networks: what the radii mean."""
