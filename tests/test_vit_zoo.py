@@ -22,7 +22,7 @@ from torch import nn
 
 from spiritlevel.cli import main
 from spiritlevel.errors import ArgumentError, DataError, ModelError
-from spiritlevel.experiments import EXPERIMENTS, fashion, vit_report, vit_training, vit_zoo, zoo_judging
+from spiritlevel.experiments import EXPERIMENTS, fashion, vit_report, vit_training, vit_zoo, zoo_judging, zoo_words
 from spiritlevel.experiments.vit_recipes import Recipe, drawn
 from spiritlevel.experiments.zoo_folder import Trained, ZooFolder, prepare_zoo, zoo_folder
 from spiritlevel.study import Store, StudyTable, read_config, run_study
@@ -450,7 +450,7 @@ def test_too_few_images_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPat
 
 def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    say = vit_report._Lines(lambda: now[0])
+    say = zoo_words.Lines(lambda: now[0])
     for at in (1.0, 61.0, 62.0):
         now[0] = at
         say(f"at {at:g}")

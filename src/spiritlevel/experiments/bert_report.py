@@ -22,8 +22,10 @@ from spiritlevel.experiments.zoo_words import (
     NAMES,
     Grid,
     Lines,
+    edge_words,
+    edges,
     listed,
-    rises,
+    quartiles,
     spread,
     training_seconds,
 )
@@ -37,7 +39,7 @@ __all__ = ["Found", "bert_zoo", "report_of_zoos"]
 WORDS = {END: "where training ends", LEVEL: "at equal training loss"}
 PAPER = {"geodesic": 0.28, "geodesic-cross": 0.38, "adaptive": 0.06}  # Table 1, final version; no intervals there
 GRID = Grid(MEASURES, judged=1)  # ours, fixed before any tau was seen: the larger of two radii
-KINDS = ("gap", "loss_gap", "error", "loss")
+KINDS = ("gap", "loss_gap", "error")
 GAP = "test_gap"
 
 
@@ -48,10 +50,12 @@ class Found:
     Attributes:
         zoo: where its networks lie.
         designs: what was found in each design, by name.
+        edges: how many checkpoints have a head whose edge is inside a radius of cross_gram, by column.
     """
 
     zoo: ZooFolder
     designs: Mapping[str, Judged]
+    edges: Mapping[str, int]
 
 
 def bert_zoo(quick: bool, seed: int) -> Report:
@@ -77,7 +81,8 @@ def report_of_zoos(tables: Mapping[str, tuple[ZooFolder, StudyTable]], resamples
                 "zoo": _facts(task, one),
                 "taus": {name: d.rows() for name, d in one.designs.items()},
                 "leads": {name: d.lead_rows() for name, d in one.designs.items()},
-                "rises": {name: rises(d, GRID.columns) for name, d in one.designs.items()},
+                "beyond the edge": one.edges,
+                "quartiles": {name: quartiles(d, GRID.columns) for name, d in one.designs.items()},
             }
             for task, one in found.items()
         },
@@ -94,7 +99,8 @@ def _found(task: str, zoo: ZooFolder, table: StudyTable, resamples: int) -> Foun
     table = with_loss_gaps(table)
     targets = [f"{s}_{kind}" for s in _sets(task) for kind in KINDS]
     there = [d for d in DESIGNS if d in table.hp["design"]]
-    return Found(zoo, {d: judged(of_design(table, d), targets, GRID.pairs, resamples) for d in there})
+    designs = {d: judged(of_design(table, d), targets, GRID.pairs, resamples) for d in there}
+    return Found(zoo, designs, edges(zoo, table.names, GRID))
 
 
 def _claims(task: str, found: Found) -> Iterator[Claim]:
@@ -191,6 +197,7 @@ def _reading(found: Mapping[str, Found]) -> Iterator[str]:
     for task, one in found.items():
         for design, judgement in one.designs.items():
             yield from _sentences(task, design, judgement)
+        yield edge_words(one.edges)
     yield _close(found)
 
 
@@ -203,6 +210,7 @@ def _sentences(task: str, design: str, found: Judged) -> Iterator[str]:
     )  # fmt: skip
     parts = [f"{found.tau(GRID.column(m), GAP)} for {NAMES[m]}" for m in NAMES]
     yield f"tau with the test gap is {listed(parts)}."
+    yield GRID.without_training(found)
     yield "Beside adaptive l2, " + listed([GRID.compared(found, g, "adaptive", GAP) for g in GEODESIC]) + "."
     for shift in TASKS[task].shifts:
         parts = [f"{found.tau(GRID.column(m), f'{shift}_gap')} for {NAMES[m]}" for m in NAMES]

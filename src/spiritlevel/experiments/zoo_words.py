@@ -10,11 +10,25 @@ from typing import Any
 
 import numpy as np
 
+from spiritlevel.core.results import Status
 from spiritlevel.experiments.intervals import verdict
 from spiritlevel.experiments.zoo_folder import ZooFolder
 from spiritlevel.experiments.zoo_judging import Judged
+from spiritlevel.study import Store
 
-__all__ = ["ADAPTIVE", "GEODESIC", "NAMES", "Grid", "Lines", "listed", "rises", "spread", "training_seconds"]
+__all__ = [
+    "ADAPTIVE",
+    "GEODESIC",
+    "NAMES",
+    "Grid",
+    "Lines",
+    "edge_words",
+    "edges",
+    "listed",
+    "quartiles",
+    "spread",
+    "training_seconds",
+]
 
 NAMES: dict[str, str] = {
     "geodesic": "geodesic, inverse_gram",
@@ -75,8 +89,17 @@ class Grid:
                     None: "is no different beyond chance"}  # fmt: skip
         return f"{NAMES[first]} {verdicts[verdict((d.low, d.high))]} (difference of |tau| {d}, p {lead.p:.2g})"
 
+    def without_training(self, found: Judged) -> str:
+        """What is left where the training error, a part of the gap, is not looked at."""
+        errors = [f"{found.tau(self.column(m), 'test_error')} for {words}" for m, words in NAMES.items()]
+        train, test = (100 * float(np.ptp(found.table.gen[f"{part}_error"])) for part in ("train", "test"))
+        return (
+            f"The gap is the test error, which differs by up to {test:.1f} points, minus the training error, which "
+            f"differs by up to {train:.1f}; with the test error alone tau is {listed(errors)}."
+        )
 
-def rises(found: Judged, columns: Sequence[str]) -> dict[str, list[float]]:
+
+def quartiles(found: Judged, columns: Sequence[str]) -> dict[str, list[float]]:
     """Quartiles of measures over the networks: what the radii mean."""
     return {
         c: [float(f"{np.nanquantile(found.table.complexity[c], q):.3g}") for q in (0.25, 0.5, 0.75)] for c in columns
@@ -87,6 +110,24 @@ def spread(found: Judged, columns: Sequence[str]) -> dict[str, list[float]]:
     """Least value, quartiles and largest value of columns of ``gen`` over the networks."""
     return {c: [round(float(np.nanquantile(found.table.gen[c], q)), 4) for q in (0, 0.25, 0.5, 0.75, 1)]
             for c in columns}  # fmt: skip
+
+
+def edges(zoo: ZooFolder, names: Sequence[str], grid: Grid) -> dict[str, int]:
+    """Of how many networks a radius of the cross_gram measure is above the smallest singular value of some head."""
+    columns = [grid.column("geodesic-cross", i) for i in range(len(grid.radii["geodesic-cross"]))]
+    with Store(zoo.store) as store:
+        outcomes = [store.outcomes(name) for name in names]
+    return {c: sum(o[f"complexity.{c}"].status == Status.EDGE for o in outcomes if f"complexity.{c}" in o)
+            for c in columns}  # fmt: skip
+
+
+def edge_words(found: Mapping[str, int]) -> str:
+    """The same as a sentence."""
+    counts = [f"{n} at {column.partition('@')[2]}" for column, n in found.items()]
+    return (
+        "The cross_gram metric has an edge, the smallest singular value of a head; beyond it numbers mean little. Of "
+        f"all checkpoints the radius is beyond it for {listed(counts)}."
+    )
 
 
 def training_seconds(zoo: ZooFolder) -> int:
