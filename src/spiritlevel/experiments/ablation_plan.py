@@ -79,9 +79,7 @@ VARIANTS = (
     *(Variant(f"relaxed-{e:g}", f"(15), relaxation {e:g}", {"kind": "quotient", "relaxation": e}) for e in RELAXATIONS),
     Variant("rise-quarter", "(15), radius of a quarter of the rise", {"kind": "quotient"}, EXACT, 0.25),
     Variant("rise-fourfold", "(15), radius of four times the rise", {"kind": "quotient"}, EXACT, 4.0),
-    Variant(
-        "all-symmetries", "more kinds of symmetries out", {"kind": "quotient", "symmetries": _KINDS}, EXACT, 1.0
-    ),
+    Variant("all-symmetries", "more kinds of symmetries out", {"kind": "quotient", "symmetries": _KINDS}, EXACT, 1.0),
     Variant("no-symmetries", "none out: adaptive sharpness", {"kind": "elementwise"}, EXACT, 1.0),
     Variant("cross-first-order", "(34), second order off", {**_CROSS, "curve": "first_order"}, CROSS),
     Variant("cross-norm-off", "(34), norm off: adaptive norm", {**_CROSS, "norm": "elementwise"}, CROSS, 1.0),
