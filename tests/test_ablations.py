@@ -195,6 +195,12 @@ def test_the_papers_sentences_are_judged_by_intervals() -> None:
         "relaxation makes no significant difference (App. H)": False,
         "metric (34) tells more than (15) (App. F.2)": None,
     }
+    noise = np.exp(0.4 * np.random.default_rng(8).normal(size=30))
+    unsure = effects({"cross-first-order": lambda x, g: x * noise})  # -0.06 [-0.17, 0.05]
+    change = unsure.rows["cross-first-order"].change
+    assert change is not None
+    assert change.value < 0 < change.high
+    assert {c.what: c.holds for c in _papers("", unsure)}["metric (34): second order off costs much (App. G)"] is None
     figure = _draw({"end": found})
     assert len(figure.axes) == 3
 
