@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ FLAT = {"float64": 1e-6, "float32": 1e-2}
 """Ours: up to this relative change a measure counts as flat. Far below what differs between trained networks."""
 CHANGED = 0.1
 """Ours: from this relative change on a measure counts as changed."""
-_LEAST = {"float64": 1e-12, "float32": 1e-7}  # smaller changes are drawn here, because 0 has no logarithm
+_LEAST = 1e-16  # smaller changes are drawn here, because 0 has no logarithm
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Network:
         size: how much is measured.
     """
 
-    hidden: int = 64
-    layers: int = 4
+    hidden: int = 48
+    layers: int = 3
     epochs: int = 25
     size: Size = field(default_factory=Size)
 
@@ -147,10 +147,13 @@ def reading(rows: Sequence[Row]) -> str:
         ratios = [r.after / r.before for r in others if r.measure == name]
         spans.append(f"{name} {min(ratios):.2g} to {max(ratios):.2g}")
     parts.append("Over the same moves the others are multiplied by: " + "; ".join(spans) + ".")
-    turned = [r.change for r in others if r.scale == 1 and r.condition == 1 and "Euclidean" in r.measure]
+    turned = [r for r in others if r.scale == 1 and r.condition == 1]
+    blind = [r.change for r in turned if "Euclidean" in r.measure and "trace" not in r.measure]
+    seeing = [r.change for r in turned if "adaptive" in r.measure and "trace" not in r.measure]
     parts.append(
-        f"A move by rotations alone (scale and condition 1) changes Euclidean measures by up to {max(turned):.1e}: "
-        "they are blind to rotations, and to nothing else."
+        f"Rotations alone (scale and condition 1) change the Euclidean ones by up to {max(blind):.1e} and the adaptive "
+        f"ones by {min(seeing):.1e} to {max(seeing):.1e}; of a trace they change the estimate, from the same random "
+        "vectors in turned coordinates."
     )
     return " ".join(parts)
 
@@ -160,45 +163,52 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure, axes = panels(2, 2, 11, 7.5)
     sweeps = (("scale", [r for r in rows if r.condition == 1]), ("condition", [r for r in rows if r.scale == 1]))
     for column, (what, some) in enumerate(sweeps):
-        _ratios(axes[0, column], what, [r for r in some if r.precision == "float64"])
-        _changes(axes[1, column], what, [r for r in some if invariant(r.measure)])
+        wide = [r for r in some if r.precision == "float64"]
+        _lines(axes[0, column], what, wide, lambda r: r.after / r.before, _STYLES)
+        for precision, style in (("float64", "-"), ("float32", "--")):
+            flat = [r for r in some if invariant(r.measure) and r.precision == precision]
+            _lines(axes[1, column], what, flat, lambda r: max(r.change, _LEAST), dict.fromkeys(_STYLES, style))
+            axes[1, column].axhline(FLAT[precision], color=GREY, lw=0.8, ls=style)
+        axes[0, column].axhline(1, color=GREY, lw=0.5)
     axes[0, 0].set(ylabel="after the move / before (float64)")
-    axes[1, 0].set(ylabel="relative change of quotient measures")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
-    figure.legend(*axes[1, 0].get_legend_handles_labels(), loc="outside right lower", frameon=False, fontsize=8)
+    axes[1, 0].set(ylabel="relative change of the quotient's measures")
+    _legends(figure)
     return figure
 
 
 _STYLES = {"sharpness": "-", "gradient norm": ":", "Hessian trace": "--", "top eigenvalue": "-."}
+_MARKERS = dict(zip(_STYLES, "os^v", strict=True))
 
 
-def _ratios(axes: Axes, what: str, rows: Sequence[Row]) -> None:
-    spaces = list(dict.fromkeys(r.measure.split(", ", 1)[1] for r in rows))
+def _lines(
+    axes: Axes, what: str, rows: Sequence[Row], value: Callable[[Row], float], styles: Mapping[str, str]
+) -> None:
     for name in dict.fromkeys(r.measure for r in rows):
         kind, space = name.split(", ", 1)
-        colour = COLOURS[spaces.index(space)]
-        points = _middle_over_seeds(what, [r for r in rows if r.measure == name], lambda r: r.after / r.before)
-        axes.plot(*points, _STYLES[kind], color=colour, lw=1.4, label=name)
+        points = _middle_over_seeds(what, [r for r in rows if r.measure == name], value)
+        axes.plot(*points, styles[kind], marker=_MARKERS[kind], ms=3.5, color=COLOURS[_SPACES.index(space)], lw=1.2)
     axes.set(xscale="log", yscale="log", xlabel=_LABELS[what])
-    axes.axhline(1, color=GREY, lw=0.5)
 
 
-def _changes(axes: Axes, what: str, rows: Sequence[Row]) -> None:
-    names = list(dict.fromkeys(r.measure for r in rows))
-    for precision, style in (("float64", "o-"), ("float32", "s--")):
-        for name in names:
-            some = [r for r in rows if r.measure == name and r.precision == precision]
-            points = _middle_over_seeds(what, some, lambda r, p=precision: max(r.change, _LEAST[p]))  # type: ignore[misc]
-            label = f"{name}, {precision}"
-            axes.plot(*points, style, color=COLOURS[names.index(name) % len(COLOURS)], ms=3, lw=0.9, label=label)
-        axes.axhline(FLAT[precision], color=GREY, lw=0.8, ls="-" if precision == "float64" else "--")
-    axes.set(xscale="log", yscale="log", xlabel=_LABELS[what])
+_SPACES = list(dict.fromkeys(name.split(", ", 1)[1] for name in MEASURES))
+
+
+def _legends(figure: Figure) -> None:
+    """Colours are geometries, markers measures, lines measures above and precisions below."""
+    from matplotlib.lines import Line2D
+
+    colours = [Line2D([], [], color=COLOURS[i], lw=3, label=space) for i, space in enumerate(_SPACES)]
+    kinds = [Line2D([], [], color=GREY, ls=s, marker=_MARKERS[k], ms=4, label=k) for k, s in _STYLES.items()]
+    lines = [Line2D([], [], color=GREY, ls=s, label=p) for p, s in (("float64", "-"), ("float32", "--"))]
+    figure.legend(handles=[*colours, *kinds], loc="outside right upper", frameon=False, fontsize=8)
+    limits = Line2D([], [], color=GREY, lw=0.8, label="limit of flat")
+    figure.legend(handles=[*lines, limits], loc="outside right lower", frameon=False, fontsize=8, title="below")
 
 
 _LABELS = {"scale": "scale of the matrices on the heads", "condition": "their condition number"}
 
 
-def _middle_over_seeds(what: str, rows: Sequence[Row], value: Any) -> tuple[list[float], list[float]]:
+def _middle_over_seeds(what: str, rows: Sequence[Row], value: _Value) -> tuple[list[float], list[float]]:
     """The median over seeds at each place."""
     places = sorted({getattr(r, what) for r in rows})
     middles = []

@@ -54,10 +54,10 @@ class Size:
         probes: random vectors of each Hessian trace.
     """
 
-    images: int = 128
-    seeds: int = 3
+    images: int = 64
+    seeds: int = 2
     rise: float = 0.2
-    probes: int = 10
+    probes: int = 6
 
 
 @dataclass(frozen=True)
