@@ -219,10 +219,8 @@ class Curvature:
                 else:  # where the gradient is the point itself, autograd gives the vector back
                     total.append(product.clone() if product.data_ptr() == row.data_ptr() else product)
             del products  # its graph goes before the next one is built
-        if total:
-            out = total[0] if len(total) == 1 else torch.stack(total)
-        else:
-            out = torch.zeros_like(rows)
+        total = total or [torch.zeros_like(row) for row in rows]  # a rank without examples
+        out = total[0] if len(total) == 1 else torch.stack(total)
         self.problem.joined("a product", 0.0, out)
         self.products += len(rows)
         if not all_finite([out]):
