@@ -38,7 +38,7 @@ OPTIMISERS: dict[str, Callable[[float, Any], torch.optim.Optimizer]] = {
 
 RATES: dict[str, tuple[float, ...]] = {
     "SGD": (0.003, 0.01, 0.03, 0.1),
-    "Adam": (3e-4, 1e-3, 3e-3, 1e-2),
+    "Adam": (1e-3, 3e-3, 1e-2, 3e-2),
 }
 
 
