@@ -310,7 +310,7 @@ def test_one_training_gives_a_network_at_the_level_and_one_at_the_end() -> None:
     assert 0.99 * TINY.level <= loss_of(found.models[LEVEL], 32) <= TINY.level + 1e-6
     assert found.facts["loss at level"] == pytest.approx(loss_of(found.models[LEVEL], 32), rel=1e-5)
     assert found.facts["loss"] == pytest.approx(loss_of(found.models[END], 32), rel=1e-5)
-    assert found.facts["loss"] < 0.3
+    assert found.facts["loss"] < TINY.level  # it trained on
     assert found.facts["steps"] == 6 * 6 > found.facts["steps to level"]
     assert all(torch.equal(w, before[n]) for n, w in first.state_dict().items())  # the others start from it too
 

@@ -204,8 +204,8 @@ def _reading(found: Mapping[str, Found]) -> Iterator[str]:
 def _sentences(task: str, design: str, found: Judged) -> Iterator[str]:
     gaps, errors = (100 * found.table.gen[f"test_{kind}"] for kind in ("gap", "error"))
     yield (
-        f"{task.capitalize()}, {WORDS[design]} ({len(gaps)} networks, test gaps from {np.min(gaps):.1f} to "
-        f"{np.max(gaps):.1f} %, test errors from {np.min(errors):.1f} to {np.max(errors):.1f} %"
+        f"{task.capitalize()}, {WORDS[design]} ({np.isfinite(gaps).sum()} networks, test gaps from {np.nanmin(gaps):.1f} "
+        f"to {np.nanmax(gaps):.1f} %, test errors from {np.nanmin(errors):.1f} to {np.nanmax(errors):.1f} %"
         + "".join(f", on {s} from {_range(found, s)}" for s in TASKS[task].shifts) + "):"
     )  # fmt: skip
     parts = [f"{found.tau(GRID.column(m), GAP)} for {NAMES[m]}" for m in NAMES]
@@ -223,7 +223,7 @@ def _sentences(task: str, design: str, found: Judged) -> Iterator[str]:
 
 def _range(found: Judged, name: str) -> str:
     errors = 100 * found.table.gen[f"{name}_error"]
-    return f"{np.min(errors):.0f} to {np.max(errors):.0f} %"
+    return f"{np.nanmin(errors):.0f} to {np.nanmax(errors):.0f} %"
 
 
 def _close(found: Mapping[str, Found]) -> str:
