@@ -203,8 +203,9 @@ def _reading(found: Mapping[str, Found]) -> Iterator[str]:
 
 def _sentences(task: str, design: str, found: Judged) -> Iterator[str]:
     gaps, errors = (100 * found.table.gen[f"test_{kind}"] for kind in ("gap", "error"))
+    count = int(np.isfinite(gaps).sum())
     yield (
-        f"{task.capitalize()}, {WORDS[design]} ({np.isfinite(gaps).sum()} networks, test gaps from {np.nanmin(gaps):.1f} "
+        f"{task.capitalize()}, {WORDS[design]} ({count} networks, test gaps from {np.nanmin(gaps):.1f} "
         f"to {np.nanmax(gaps):.1f} %, test errors from {np.nanmin(errors):.1f} to {np.nanmax(errors):.1f} %"
         + "".join(f", on {s} from {_range(found, s)}" for s in TASKS[task].shifts) + "):"
     )  # fmt: skip
