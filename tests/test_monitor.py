@@ -97,11 +97,11 @@ def trained(monitored: bool, mixed: bool = False, accumulate: int = 1, workers: 
                 if mixed and monitor is not None and i == 0 and done:
                     monitor.measure()  # in the middle of a step, under autocast, with gradients there
             loss.backward()
+            if (i + 1) % accumulate and monitor is not None and done == 2:
+                monitor.measure()  # while gradients of the first micro-batch wait for the second
             if (i + 1) % accumulate == 0:
                 optimizer.step()
                 done += 1
-                if accumulate > 1 and monitor is not None and done == 3:
-                    monitor.measure()  # while gradients are there
                 optimizer.zero_grad()
                 if monitor is not None:
                     monitor.step()
