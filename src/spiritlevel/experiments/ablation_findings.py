@@ -95,7 +95,8 @@ def effects_of(
     aim = table.gen[target][chosen]
     prefixes = {f"{n} {k}": prefix(batches, whole[n], chosen, k) for n, ks in counts.items() for k in ks}
     resamples = Resamples({**columns, **prefixes, _TARGET: aim}, _RESAMPLES, seed)
-    draws = np.random.default_rng(seed).multinomial(len(chosen), np.full(len(chosen), 1 / len(chosen)), _RESAMPLES)
+    n = len(chosen)
+    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), _RESAMPLES).astype(float)
     signs = {b.name: -1.0 if resamples.taus(b.name, _TARGET)[0] < 0 else 1.0 for b in BASES}
     losses = {
         v.name: signs[v.base] * (resamples.taus(v.name, _TARGET) - resamples.taus(v.base, _TARGET))
