@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 import spiritlevel as sl
+from conftest import build_vit
 from spiritlevel.errors import ConfigError
 from spiritlevel.study import StudyConfig, run_study
 from spiritlevel.study.config import config_of
+from spiritlevel.study.ensemble import Ensemble, gradient_norms
 from spiritlevel.study.jobs import measure_settings
 from spiritlevel.study.session import Session
 from zoos import settings, write_vits, write_zoo
@@ -80,8 +82,25 @@ def test_curvature_options_reach_the_measure_and_its_settings_hash(tmp_path: Pat
     assert table.complexity["plain"][0] != pytest.approx(table.complexity["gauss"][0], rel=1e-3)
 
 
-def test_networks_together_keep_the_options(tmp_path: Path) -> None:
-    # Kills: a stack of networks that forgets norm, relaxation or kinds and gives the plain number instead.
+@pytest.mark.parametrize(
+    "geometry",
+    [sl.Quotient(relaxation=0.5), sl.Quotient(norm="elementwise"), sl.Quotient(kinds=("attention", "lora"))],
+    ids=str,
+)
+def test_a_stack_of_networks_keeps_norm_and_relaxation(geometry: sl.Quotient) -> None:
+    # Kills: a stacked chart of the plain quotient.
+    models = [build_vit(seed=i) for i in range(2)]
+    g = torch.Generator().manual_seed(1)
+    batches = [(torch.randn(5, 1, 8, 8, generator=g, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1]))]
+    together = gradient_norms(Ensemble(models, batches), geometry)
+    for model, found in zip(models, together, strict=True):
+        assert found.value == pytest.approx(sl.gradient_norm(sl.Problem(model, batches), geometry).value, rel=1e-8)
+    plain = gradient_norms(Ensemble(models, batches), sl.Quotient())[0].value
+    assert (together[0].value != pytest.approx(plain, rel=1e-3)) is (geometry.kinds is None)
+
+
+def test_measures_of_a_study_keep_the_options(tmp_path: Path) -> None:
+    # Kills: norm, relaxation or kinds that are read and then forgotten.
     plain = write_vits(tmp_path, 2)
     options: dict[str, dict[str, Any]] = {
         "plain": {}, "relaxed": {"relaxation": 0.5}, "normless": {"norm": "euclidean"},

@@ -95,7 +95,8 @@ def effects_of(
     aim = table.gen[target][chosen]
     prefixes = {f"{n} {k}": prefix(batches, whole[n], chosen, k) for n, ks in counts.items() for k in ks}
     resamples = Resamples({**columns, **prefixes, _TARGET: aim}, _RESAMPLES, seed)
-    draws = np.random.default_rng(seed).multinomial(len(chosen), np.full(len(chosen), 1 / len(chosen)), _RESAMPLES)
+    count = len(chosen)
+    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), _RESAMPLES).astype(float)
     signs = {b.name: -1.0 if resamples.taus(b.name, _TARGET)[0] < 0 else 1.0 for b in BASES}
     losses = {
         v.name: signs[v.base] * (resamples.taus(v.name, _TARGET) - resamples.taus(v.base, _TARGET))
@@ -121,7 +122,7 @@ def effects_of(
         taus = {k: resamples.taus(f"{n} {k}", _TARGET) for k in ks}
         changes = {k: signs[n] * (x - taus[ks[-1]]) for k, x in taus.items()}
         steps[n] = [(k, resamples.interval(taus[k]), resamples.interval(changes[k])) for k in ks]
-    return Effects(len(chosen), target, found, steps, losses)
+    return Effects(count, target, found, steps, losses)
 
 
 def prefix(table: StudyTable, column: str, rows: Sequence[int], batches: int) -> Array:

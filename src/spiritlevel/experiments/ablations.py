@@ -117,12 +117,11 @@ def _claims(design: str, effects: Effects) -> Iterator[Claim]:
             notes.append(f"orders networks as the {row.variant.base} one with tau {row.order:.2f}")
         if row.failed:
             notes.append(f"{row.failed} networks without a number")
-        tau = f"tau {row.tau}"
         if row.change is None:
             what, ends = f"{at}{row.variant.words}: tau with the gap", row.tau
         else:
             what, ends = f"{at}{row.variant.words}: change of tau", row.change
-            notes.insert(0, f"{tau}, p {row.p:.2g} corrected")
+            notes.insert(0, f"tau {row.tau}, p {row.p:.2g} corrected")
         yield Claim(what, "not stated", ends.value, None, (ends.low, ends.high), "; ".join(notes))
 
 

@@ -180,9 +180,10 @@ _STYLES = {"sharpness": "-", "gradient norm": ":", "Hessian trace": "--", "top e
 _MARKERS = dict(zip(_STYLES, "os^v", strict=True))
 
 
-def _lines(
-    axes: Axes, what: str, rows: Sequence[Row], value: Callable[[Row], float], styles: Mapping[str, str]
-) -> None:
+_Value = Callable[[Row], float]
+
+
+def _lines(axes: Axes, what: str, rows: Sequence[Row], value: _Value, styles: Mapping[str, str]) -> None:
     for name in dict.fromkeys(r.measure for r in rows):
         kind, space = name.split(", ", 1)
         points = _middle_over_seeds(what, [r for r in rows if r.measure == name], value)

@@ -115,6 +115,10 @@ def _rise(geometry: Geometry) -> Measure:
     return lambda p, rho, _: worst_case(p, geometry, rho, ASCENT, show_progress=False).value
 
 
+def _slope(geometry: Geometry) -> Measure:
+    return lambda p, *_: gradient_norm(p, geometry).value
+
+
 def _trace(geometry: Geometry) -> Measure:
     return lambda p, _, probes: hessian_trace(p, geometry, samples=probes, tolerance=0.0, show_progress=False).value
 
@@ -133,7 +137,7 @@ _SPACES: dict[str, Geometry] = {
 MEASURES: dict[str, Measure] = {
     **{f"sharpness, {name}": _rise(space) for name, space in _SPACES.items()},
     "sharpness, adaptive l-inf": lambda p, rho, _: adaptive_sharpness(p, rho, "linf", show_progress=False).value,
-    **{f"gradient norm, {n}": lambda p, *_, s=s: gradient_norm(p, s).value for n, s in _SPACES.items()},  # type: ignore[misc]
+    **{f"gradient norm, {name}": _slope(space) for name, space in _SPACES.items()},
     **{f"Hessian trace, {name}": _trace(space) for name, space in _SPACES.items()},
     **{f"top eigenvalue, {name}": _top(space) for name, space in _SPACES.items()},
 }

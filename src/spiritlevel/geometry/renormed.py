@@ -47,10 +47,12 @@ class _Relaxed:
         self.moves = torch.ones_like(_reals(factor))
 
     def apply(self, z: Tensor) -> Tensor:
-        return z @ self._root
+        tangent: Tensor = z @ self._root
+        return tangent
 
     def invert(self, x: Tensor) -> Tensor:
-        return x @ self._back
+        coordinates: Tensor = x @ self._back
+        return coordinates
 
 
 class _Entrywise:
@@ -175,7 +177,8 @@ class RenormedPairs(Pairs):
 
     def tangent(self, z: Flat, into: dict[str, Tensor]) -> None:
         pieces = zip(self._matrices(self.project(z).to(torch.float64)), self._scales, strict=True)
-        self._spread(*(scale.apply(m) for m, scale in pieces), into, tangent=True)
+        left, right = (scale.apply(m) for m, scale in pieces)
+        self._spread(left, right, into, tangent=True)
 
 
 def _reals(x: Tensor) -> Tensor:
