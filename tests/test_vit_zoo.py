@@ -28,8 +28,8 @@ from spiritlevel.experiments.zoo_folder import Trained, ZooFolder, prepare_zoo, 
 from spiritlevel.study import Store, StudyTable, read_config, run_study
 
 TINY = replace(
-    vit_zoo.QUICK, networks=4, pretraining=256, pretraining_epochs=1, held_out=64, training=64, test=60, measured=32,
-    batch=16, level=2.2, every=2, step=16, epochs=(2, 4), hidden=16, layers=1, heads=2, spread=0.2,
+    vit_zoo.QUICK, networks=3, pretraining=256, pretraining_epochs=1, held_out=64, training=64, test=60, measured=32,
+    batch=64, level=2.2, every=2, step=16, epochs=(2, 4), hidden=16, layers=1, heads=2, spread=0.2,
 )  # fmt: skip
 
 

@@ -147,6 +147,6 @@ SHIFTS: dict[str, tuple[str, Callable[[Ink, np.random.Generator], Ink]]] = {
 
 def shifted(images: Bytes, shift: str, seed: int = 0) -> Ink:
     """The images, changed, as a network takes them."""
-    ink = images.astype(np.float32) / 255
+    ink: Ink = np.divide(images, 255, dtype=np.float32)
     changed: Ink = np.clip(SHIFTS[shift][1](ink, np.random.default_rng(seed)), 0, 1).astype(np.float32)
     return scaled(changed * np.float32(255))
