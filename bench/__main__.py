@@ -17,8 +17,10 @@ import spiritlevel as sl
 from bench import costs
 from bench.curvature import curvature
 from bench.ensemble import ensemble
+from bench.monitor import monitor, readings
 from bench.optim import optim
 from bench.reparam import reparam
+from bench.scale import scale
 from bench.solvers import QUOTIENT_RADII, solvers
 from spiritlevel.demo import digits, train
 
@@ -29,8 +31,11 @@ _COSTS = {
     "certificate": costs.certificate,
     "curvature": curvature,
     "ensemble": ensemble,
+    "monitor": monitor,
+    "monitor readings": readings,
     "optim": optim,
     "reparam": reparam,
+    "scale": scale,
 }
 
 

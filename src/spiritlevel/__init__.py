@@ -8,7 +8,7 @@
 True
 """
 
-from spiritlevel import optim, reparam, solvers
+from spiritlevel import integrations, optim, reparam, solvers
 from spiritlevel.core.blocks import (
     BatchNorm,
     Block,
@@ -22,6 +22,7 @@ from spiritlevel.core.blocks import (
     Translation,
 )
 from spiritlevel.core.losses import CrossEntropy
+from spiritlevel.core.ranks import Ranks
 from spiritlevel.core.results import Curve, Measurement, Status
 from spiritlevel.core.views import Factor, Piece
 from spiritlevel.errors import SpiritlevelError
@@ -44,7 +45,8 @@ from spiritlevel.measures import (
     root_diagonal_trace,
     worst_case,
 )
-from spiritlevel.problem import Problem
+from spiritlevel.monitor import Monitor
+from spiritlevel.problem import DistributedProblem, Problem
 from spiritlevel.symmetry import find_symmetries, move_along_orbit, verify_symmetries
 
 __version__ = "0.1.0"
@@ -56,16 +58,19 @@ __all__ = [
     "Curve",
     "Dense",
     "Diagonal",
+    "DistributedProblem",
     "Elementwise",
     "Euclidean",
     "Factor",
     "Gain",
     "Leftover",
     "Measurement",
+    "Monitor",
     "Pair",
     "Piece",
     "Problem",
     "Quotient",
+    "Ranks",
     "Reader",
     "Rotation",
     "Scale",
@@ -87,6 +92,7 @@ __all__ = [
     "hessian_norm",
     "hessian_operator",
     "hessian_trace",
+    "integrations",
     "move_along_orbit",
     "optim",
     "renyi_sharpness",

@@ -16,17 +16,21 @@ from rich.console import Console
 from rich.table import Table
 
 import spiritlevel
+from spiritlevel.core.launched import device_of_rank, speaks
 from spiritlevel.core.results import Curve, Measurement
 from spiritlevel.demo import run_demo
+from spiritlevel.doctor import examine
 from spiritlevel.errors import ArgumentError, SpiritlevelError
 from spiritlevel.experiments import EXPERIMENTS
 from spiritlevel.geometry import GEOMETRIES, Elementwise, Euclidean, Geometry, Quotient
 from spiritlevel.measures import MEASURES, CurvatureOptions, LayeredMeasurement, Options, PerLayer, by_block
-from spiritlevel.problem import Problem
+from spiritlevel.monitor import LogView, follow, read_log
+from spiritlevel.problem import Problem, problem_of_command
 from spiritlevel.solvers import SOLVERS
 from spiritlevel.study import Store, StudyTable, load_checkpoint, load_data
 from spiritlevel.study.commands import study_app
 from spiritlevel.study.exchange import read_table
+from spiritlevel.study.report import StudyReport, TrainingReport, training_report
 from spiritlevel.study.report import report as report_of
 from spiritlevel.study.statistics import Settings
 from spiritlevel.symmetry import KINDS, LayerMap, certify, find_symmetries, page
@@ -120,12 +124,25 @@ def _curved(text: str, least: float | None = None) -> Any:
     return typer.Option(help=text, min=least, rich_help_panel="Curvature")
 
 
+def _shared(text: str, least: float | None = None) -> Any:
+    """An option for several processes."""
+    return typer.Option(help=text, min=least, rich_help_panel="Under torchrun")
+
+
 _Checkpoint = Annotated[
-    Path, typer.Argument(help="A local Hugging Face folder (safetensors), or a file of weights with --builder.")
+    Path,
+    typer.Argument(
+        help="A local Hugging Face folder (safetensors), the folder of a PEFT adapter, or a file of weights with "
+        "--builder."
+    ),
 ]
 _Builder = Annotated[
     str | None,
     typer.Option(help="package.module:function that returns the model for a file of weights. Your code runs."),
+]
+_Base = Annotated[
+    Path | None,
+    typer.Option(help="Local folder of an adapter's base model. Default: the one its configuration names."),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -185,17 +202,20 @@ def measure(
     seconds: Annotated[float | None, _curved("Stop each measure after this time with what it has.")] = None,
     figures: Annotated[Path | None, _curved("Write figures of curvature into this folder.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    sharded: Annotated[bool, _shared("Spread weights and solver vectors over the processes.")] = False,
+    rank_timeout: Annotated[float, _shared("Seconds to wait for another process.", 1)] = 300.0,
     builder: _Builder = None,
+    base: _Base = None,
     as_json: _Json = False,
 ) -> None:
-    """Measure sharpness of a checkpoint on data."""
+    """Measure sharpness of a checkpoint on data; under torchrun by all processes together."""
     unknown = [m for m in measure if m not in MEASURES]
     if unknown:
         raise ArgumentError(f"expected measures out of {', '.join(MEASURES)}; got {', '.join(unknown)}")
-    model = load_checkpoint(checkpoint, builder).to(_device(device))
-    batches = load_data(data, batch_size, examples)
-    problem = Problem(model, batches, normalize_logits=normalize_logits, micro_batch=micro_batch)
-    blocks = find_symmetries(model, kinds=_kinds(kinds), batch=next(problem.batches())) if kinds else None
+    where = _device(device_of_rank(device))
+    model, batches = load_checkpoint(checkpoint, builder, base), load_data(data, batch_size, examples)
+    first = next(Problem(model, batches).batches()) if kinds else None
+    blocks = find_symmetries(model, kinds=_kinds(kinds), batch=first) if kinds else None
     quotient = Quotient(metric.value, curve.value, blocks)
     options = Options(
         rho=tuple(rho or ()),
@@ -218,7 +238,18 @@ def measure(
             seconds=seconds,
         ),
     )
-    results = [(name, MEASURES[name].run(problem, options)) for name in measure]
+    with problem_of_command(
+        model,
+        batches,
+        where,
+        sharded=sharded,
+        timeout=rank_timeout,
+        normalize_logits=normalize_logits,
+        micro_batch=micro_batch,
+    ) as problem:
+        results = [(name, MEASURES[name].run(problem, options)) for name in measure]
+    if not speaks():
+        return
     drawn = [] if figures is None else _draw(figures, results)
     if as_json:
         _print_json(
@@ -270,10 +301,11 @@ def symmetries(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the picture as one HTML page to this file.")] = None,
     builder: _Builder = None,
+    base: _Base = None,
     as_json: _Json = False,
 ) -> None:
     """Show what is quotiented in a checkpoint, what is not, and why."""
-    model = load_checkpoint(checkpoint, builder)
+    model = load_checkpoint(checkpoint, builder, base)
     batch = None if data is None else next(iter(load_data(data, batch_size=4)), None)
     chosen = kinds or (["attention", "lora"] if batch is None else ["all"])
     found = find_symmetries(model, kinds=_kinds(chosen), batch=batch)
@@ -302,7 +334,8 @@ def report(
     table: Annotated[
         Path,
         typer.Argument(
-            help="The store of a study, or a table, .csv or .parquet, with columns hp.*, complexity.* and gen.*."
+            help="The store of a study, a table, .csv or .parquet, with columns hp.*, complexity.* and gen.*, or the "
+            "log of a monitor, .jsonl."
         ),
     ],
     out: Annotated[
@@ -321,9 +354,13 @@ def report(
     as_json: _Json = False,
 ) -> None:
     """Say which measure tells generalisation, how surely, and what could fool you: words, statistics, figures, page."""
-    settings = Settings(tuple(target or ()), tuple(measure or ()), resamples, resamples, confidence, seed)
     formats = tuple(f for f in figures.split(",") if f and f != "none")
-    result = report_of(_study_table(table), settings, title or table.stem)
+    result: StudyReport | TrainingReport
+    if table.suffix == ".jsonl":
+        result = training_report(read_log(table), title or table.stem)
+    else:
+        settings = Settings(tuple(target or ()), tuple(measure or ()), resamples, resamples, confidence, seed)
+        result = report_of(_study_table(table), settings, title or table.stem)
     written = [] if out is None else result.write(out, formats)
     written += [] if html is None else [result.write_page(html)]
     if as_json:
@@ -332,6 +369,19 @@ def report(
     _out.print(result)
     for path in written:
         _out.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def watch(
+    log: Annotated[Path, typer.Argument(help="The log of a monitor, .jsonl, that a training run is writing.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks at the file.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show it as it stands, and stop.")] = False,
+) -> None:
+    """Follow a training run in the terminal until it ends; Ctrl-C stops the view, not the training."""
+    if once or not _out.is_terminal:
+        _out.print(LogView.of(read_log(log)))
+        return
+    follow(log, _out, every)
 
 
 def _study_table(path: Path) -> StudyTable:
@@ -385,6 +435,18 @@ def reproduce(
     _out.print(report)
     for path in written:
         _out.print(f"wrote {path}", highlight=False)
+
+
+@app.command()
+def doctor(as_json: _Json = False) -> None:
+    """Say what is installed and works here, what is missing and would give what, and test the numbers (10 seconds)."""
+    found = examine()
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        _out.print(found)
+    if not found.healthy:
+        raise typer.Exit(1)
 
 
 def _geometry(name: str, quotient: Quotient) -> Geometry:

@@ -13,6 +13,8 @@
     ├── SymmetryError            a claimed symmetry does not hold
     ├── ReparametrisationError   a change of variables is no bijection, or a metric is singular, where it is used
     ├── DerivativeError          the model has no derivative of the order asked for
+    ├── EngineError              the machines that a study is to run on are not there, or not alike
+    ├── RanksError               processes that measure together do not agree, or one of them is gone
     ├── StoreError               the file that holds a study's results cannot be read or written
     └── MissingDependencyError   an optional package is not installed (also an ImportError)
 
@@ -28,10 +30,12 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DerivativeError",
+    "EngineError",
     "LossError",
     "MissingDependencyError",
     "ModelError",
     "NondeterminismError",
+    "RanksError",
     "ReparametrisationError",
     "SpiritlevelError",
     "StoreError",
@@ -81,6 +85,14 @@ class ReparametrisationError(SpiritlevelError):
 
 class DerivativeError(SpiritlevelError):
     """The model has no derivative of the order asked for."""
+
+
+class EngineError(SpiritlevelError):
+    """The machines that a study is to run on are not there, or not alike."""
+
+
+class RanksError(SpiritlevelError):
+    """Processes that measure together do not agree, or one of them is gone."""
 
 
 class StoreError(SpiritlevelError):

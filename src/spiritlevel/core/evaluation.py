@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from spiritlevel.core import fused
 from spiritlevel.core.batches import model_inputs
+from spiritlevel.core.recompute import recomputing
 from spiritlevel.core.tensors import natural_dtype
 from spiritlevel.errors import ModelError, SpiritlevelError
 
-__all__ = ["evaluating", "explained", "forward", "measurable", "twice_differentiable", "widen"]
+__all__ = ["evaluating", "explained", "forward", "measurable", "movable", "twice_differentiable", "widen"]
 
 _log = logging.getLogger("spiritlevel")
 _WEIGHT_NORM = torch._weight_norm
@@ -35,16 +36,60 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     torch's fused inference path of transformer layers is off, so that values are the same with and without gradients.
     """
     flags = [(m, m.training) for m in model.modules()]
+    others = [(m, instead) for m, _ in flags if (instead := _instead(m))]
+    before = [{k: m.__dict__[k] for k in instead if k in m.__dict__} for m, instead in others]
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         for m, _ in flags:
             m.training = False
+        for m, instead in others:
+            m.__dict__.update(instead)
         torch.backends.mha.set_fastpath_enabled(False)
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        for (m, instead), own in zip(others, before, strict=True):
+            for key in instead:
+                del m.__dict__[key]
+            m.__dict__.update(own)
         for m, flag in flags:
             m.training = flag
+
+
+_PACKING = "support_avx512bf16_for_cpu"
+
+
+def _instead(module: nn.Module) -> dict[str, Any]:
+    """Attributes that a module has otherwise while it is evaluated."""
+    if hasattr(module, "get_weight_norm") and hasattr(module, "get_lora_weight"):
+        return _attached(module)
+    if getattr(
+        module, _PACKING, False
+    ):  # bitsandbytes repacks 4-bit weights in evaluation, for passes without gradients
+        return {_PACKING: False}
+    return {}
+
+
+class _Attached(TorchFunctionMode):
+    """Nothing is cut off from the graph."""
+
+    def __torch_function__(
+        self, f: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return args[0] if f is Tensor.detach else f(*args, **(kwargs or {}))
+
+
+def _attached(module: nn.Module) -> dict[str, Any]:
+    """DoRA as a function of its weights: peft leaves the norm out of backward passes (a saving in training, DoRA Sec.
+    4.3), so that its gradient is not that of its own loss; and it can keep the norm of other weights in a cache.
+    """  # noqa: D205
+    forward = module.forward
+
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        with _Attached():
+            return forward(*args, **kwargs)
+
+    return {"forward": whole, "_cache_get": lambda key, default=None: default, "_cache_store": lambda key, value: None}
 
 
 @contextmanager
@@ -111,9 +156,14 @@ def widen(t: Tensor) -> Tensor:
     return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
-def measurable(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters that can move, detached, in float32 or better; a tied one once."""
-    found = {n: widen(p.detach()) for n, p in model.named_parameters() if p.is_floating_point() and p.numel()}
+def measurable(model: nn.Module, names: Container[str] | None = None) -> dict[str, Tensor]:
+    """All parameters that can move, or those of some names, detached, in float32 or better; a tied one once."""
+    return {n: widen(p) for n, p in movable(model).items() if names is None or n in names}
+
+
+def movable(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters that can move, detached, as they are stored; a tied one once."""
+    found = {n: p.detach() for n, p in model.named_parameters() if p.is_floating_point() and p.numel()}
     if any(w.is_meta for w in found.values()):
         raise ModelError("expected a model with weights, got parameters on the meta device: load the weights first")
     return found
@@ -123,10 +173,17 @@ def forward(model: nn.Module, weights: Mapping[str, Tensor], batch: Any) -> Any:
     """What the model returns for a batch at the given weights; the other parameters are as they are.
 
     Buffers go in as copies, so that a forward pass that changes them changes nothing of the user's. Half-precision
-    parameters and buffers go in as float32.
+    parameters and buffers go in as float32. Parameters of a class of their own (quantised ones) stay where they are: a
+    copy would lose what they carry beside their numbers.
     """
     given = {n: widen(b.detach().clone()) for n, b in model.named_buffers()}
-    given |= {n: widen(p.detach()) for n, p in model.named_parameters() if n not in weights}
+    others = {n: p for n, p in model.named_parameters() if n not in weights}
+    given |= {n: widen(p.detach()) for n, p in others.items() if type(p) is nn.Parameter}
     args, kwargs = model_inputs(batch, natural_dtype(weights.values()))
-    with evaluating(model), explained("the model's forward pass"):
-        return functional_call(model, {**given, **weights}, args, kwargs, tie_weights=True)
+    everything = {**given, **weights}
+    with (
+        evaluating(model),
+        recomputing(model, everything, lambda: evaluating(model)),
+        explained("the model's forward pass"),
+    ):
+        return functional_call(model, everything, args, kwargs, tie_weights=True)

@@ -27,11 +27,15 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
+        ctx.kept = []
         return F.gelu(x)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        slope: Tensor = _GeluSlope.apply(g, *ctx.saved_tensors)  # type: ignore[no-untyped-call]  # torch's
+        if ctx.kept and not torch.is_grad_enabled():  # a product: the slope is known from the first one
+            product: Tensor = g * ctx.kept[0]
+            return product
+        slope: Tensor = _GeluSlope.apply(g, *ctx.saved_tensors, ctx.kept)  # type: ignore[no-untyped-call]  # torch's
         return slope
 
 
@@ -39,22 +43,23 @@ class _GeluSlope(torch.autograd.Function):
     """``g (Phi(x) + x phi(x))``; its derivative in x is ``g phi(x) (2 - x^2)``."""
 
     @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor) -> Tensor:
+    def forward(ctx: Any, g: Tensor, x: Tensor, shared: list[Tensor]) -> Tensor:
         ctx.save_for_backward(g, x)
-        ctx.kept = None
+        ctx.kept, ctx.shared = None, shared
         slope: Tensor = _aten.gelu_backward(g, x)
         return slope
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor, None]:
         if ctx.kept is None:
             g, x = ctx.saved_tensors
             square = x * x
             bend = torch.exp(-square / 2).mul_(2 - square).mul_(g).mul_(1 / math.sqrt(2 * math.pi))
             ctx.kept = _aten.gelu_backward(torch.ones_like(x), x), bend
+            ctx.shared[:] = [ctx.kept[0]]
         slope, bend = ctx.kept
-        return v * slope, v * bend
+        return v * slope, v * bend, None
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from spiritlevel.core.launched import speaks
+
 __all__ = ["Advance", "progress"]
 
 _DELAY = 2.0  # seconds before anything is drawn
@@ -34,7 +36,7 @@ def progress(what: str, steps: int | None, show: bool | None = None) -> Iterator
         steps: how many calls of the yielded function make the whole, or None where nobody knows.
         show: True or False to force; by default only where standard error is a terminal.
     """
-    if _inside.get() or not (sys.stderr.isatty() if show is None else show):
+    if _inside.get() or not speaks() or not (sys.stderr.isatty() if show is None else show):
         yield lambda note="", steps=1: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from spiritlevel.errors import ModelError
+
 __all__ = ["adjoint", "all_finite", "dot", "natural_dtype", "norm", "same_device"]
 
 _CHUNK = 1 << 16  # products summed at a time: they stay in the cache, and torch sums so few pairwise
@@ -47,8 +49,12 @@ def adjoint(x: Tensor) -> Tensor:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no entry of any tensor is NaN or infinite."""
-    return all(bool(torch.isfinite(t).all()) for t in tensors)
+    """Whether no entry of any tensor is NaN or infinite.
+
+    A sum is NaN or infinite where an entry is, and takes one pass; only where it is (it may have overflowed) each entry
+    is looked at.
+    """
+    return all(bool(torch.isfinite(t.sum())) or bool(torch.isfinite(t).all()) for t in tensors)
 
 
 def natural_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
@@ -62,5 +68,13 @@ def natural_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
 
 
 def same_device(tensors: Mapping[str, Tensor]) -> torch.device:
-    """The device of the first tensor (where coordinates live)."""
+    """The device of all tensors (where coordinates live)."""
+    devices = {t.device for t in tensors.values()}
+    if len(devices) > 1:
+        found = ", ".join(sorted(map(str, devices)))
+        raise ModelError(
+            f"expected all parameters on one device, got {found}: load the model without "
+            "device_map, and where it is too large for one device start a process for each with torchrun and take "
+            "spiritlevel.DistributedProblem with fully_shard"
+        )
     return next(iter(tensors.values())).device

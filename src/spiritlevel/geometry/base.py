@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from spiritlevel.errors import ArgumentError, ModelError
 from spiritlevel.geometry.change import ChangeOfVariables
 from spiritlevel.geometry.section import Section, Verticals
 
-__all__ = ["Chart", "Geometry", "Part", "PullBack", "Transported", "Weights", "required"]
+__all__ = ["Chart", "Geometry", "Kept", "Part", "PullBack", "Transported", "Weights", "required"]
 
 Weights = Mapping[str, Tensor]
 PullBack = Callable[[Weights, Tensor], None]
@@ -78,6 +79,15 @@ class Part(ABC):
 
         return pull_back
 
+    def frame(self) -> tuple[Tensor, ...]:
+        """What the coordinates are relative to, where that turns as the weights move."""
+        return ()
+
+    def carry(self, z: Flat, frame: tuple[Tensor, ...]) -> Tensor:
+        """Coordinates here of the vector whose coordinates were ``z`` at other weights, where `frame` was this."""
+        del frame
+        return z
+
     def scales(self, into: Tensor) -> None:
         """Write the Euclidean length in weight space of each unit coordinate, where that makes sense (else 1)."""
         into.fill_(1.0)
@@ -99,6 +109,19 @@ class Part(ABC):
         """How many geodesics of this part end before they are as long as ``z`` asks."""
         del z
         return 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A vector in the coordinates of a chart, to be carried to another chart of the same parts (`Chart.carry`).
+
+    Attributes:
+        pieces: its coordinates, part by part.
+        frames: what they are relative to.
+    """
+
+    pieces: tuple[Tensor, ...]
+    frames: tuple[tuple[Tensor, ...], ...]
 
 
 class Chart:
@@ -135,6 +158,8 @@ class Chart:
             self.dimension -= self._verticals.dimension
 
     def _slices(self, z: Tensor) -> list[Tensor]:
+        if len(self.parts) == 1:  # a split of one would cost a copy in every backward pass
+            return [z]
         return list(z.split([p.size for p in self.parts]))
 
     def _check(self, z: Tensor) -> None:
@@ -167,6 +192,24 @@ class Chart:
             part.write(piece, out)
         return out if self._change is None else self._change.forward(out)
 
+    def keep(self, z: Flat) -> Kept:
+        """A vector with what is needed to carry it to the chart at weights that training has reached by then."""
+        self._check(z)
+        pieces = tuple(s.detach().clone() for s in self._slices(z))
+        return Kept(pieces, tuple(p.frame() for p in self.parts))
+
+    def carry(self, kept: Kept) -> Tensor | None:
+        """The vector in these coordinates; None where it belongs to other parts, or parts of other shapes.
+
+        Its length stays. Entries outside the blocks keep their coordinates (the elementwise metric is flat in
+        logarithms, where this is parallel transport); columns of a pair turn by the unitary matrix that brings the old
+        canonical frames nearest to the new ones, so that the result depends on neither point of the orbit.
+        """
+        if [p.size for p in self.parts] != [z.numel() for z in kept.pieces]:
+            return None
+        carried = [p.carry(z, f) for p, z, f in zip(self.parts, kept.pieces, kept.frames, strict=True)]
+        return self._removed(torch.cat(carried))
+
     def _removed(self, z: Tensor) -> Tensor:
         """Without the vertical directions that no part knows of."""
         return z if self._verticals is None else self._verticals.remove(z)
@@ -181,15 +224,35 @@ class Chart:
         The same as `project` where there are none of those. A layer by itself does not feel them.
         """
         self._check(z)
-        return torch.cat([p.project(s) for p, s in zip(self.parts, self._slices(z), strict=True)])
+        pieces = [p.project(s) for p, s in zip(self.parts, self._slices(z), strict=True)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def gaussian(self, generator: torch.Generator) -> Tensor:
         """A standard Gaussian on the horizontal space.
 
         Drawn on the generator's device (use a CPU one for numbers that are the same on every device).
         """
-        z = torch.randn(self.size, generator=generator, dtype=self.dtype, device=generator.device)
-        return self.project(z.to(self.device))
+        return self.project(self.normal(generator))
+
+    def normal(self, generator: torch.Generator) -> Tensor:
+        """A standard Gaussian in all coordinates, drawn on the generator's device."""
+        return self.random(lambda n: torch.randn(n, generator=generator, dtype=self.dtype, device=generator.device))
+
+    def signs(self, generator: torch.Generator) -> Tensor:
+        """Random signs in all coordinates, drawn on the generator's device."""
+
+        def draw(n: int) -> Tensor:
+            # Eight signs out of each random byte: drawn one by one they cost 7 % of a gradient.
+            device = generator.device
+            drawn = torch.randint(0, 256, (-(-n // 8), 1), generator=generator, dtype=torch.uint8, device=device)
+            bits = (drawn >> torch.arange(8, dtype=torch.uint8, device=device)) & 1
+            return bits.reshape(-1)[:n].to(self.dtype).mul_(2).sub_(1)
+
+        return self.random(draw)
+
+    def random(self, draw: Callable[[int], Tensor]) -> Tensor:
+        """Coordinates made of so many random numbers in a row."""
+        return draw(self.size).to(self.device, self.dtype)
 
     def coordinates(self, tangent: Weights) -> Tensor:
         """Coordinates of a tangent vector given at the user's weights; its vertical part is dropped."""
@@ -293,6 +356,9 @@ class Geometry(ABC):
     blocks: Sequence[Block] | None = None
     """The symmetries it was given; None where it was given none."""
 
+    kinds: str | tuple[str, ...] | None = None
+    """Which kinds of symmetries it asks the model for; None for the model's default."""
+
     def chart(self, weights: Weights, blocks: Sequence[Block] = ()) -> Chart:
         """Coordinates at ``weights``.
 
@@ -348,7 +414,7 @@ class Transported(Geometry):
 
     def __init__(self, original: Geometry, change: ChangeOfVariables) -> None:
         self.original, self.change = original, change
-        self.needs_blocks, self.blocks = original.needs_blocks, original.blocks
+        self.needs_blocks, self.blocks, self.kinds = original.needs_blocks, original.blocks, original.kinds
 
     def chart(self, weights: Weights, blocks: Sequence[Block] = ()) -> Chart:
         with torch.no_grad():

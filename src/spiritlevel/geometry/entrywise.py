@@ -101,6 +101,17 @@ class _Entrywise(Part):
             slot.copy_(self._scale(name))
 
 
+class _Plain(_Entrywise):
+    """``w + z``, without a scale of ones to multiply by, where nothing is left out."""
+
+    def _move(self, name: str, z: Tensor) -> Tensor:
+        w = self._weights[name]
+        return super()._move(name, z) if name in self._masks else w + z.to(w.dtype)
+
+    def project(self, z: Flat) -> Tensor:
+        return super().project(z) if self._masks else z
+
+
 class _Adaptive(_Entrywise):
     def _raw_scale(self, name: str) -> Tensor:
         return self._weights[name].abs()
@@ -149,7 +160,7 @@ class Euclidean(_EntrywiseGeometry):
     """
 
     def rest(self, weights: Weights, masks: Mapping[str, Tensor], dtype: torch.dtype) -> list[Part]:
-        return [_Entrywise(weights, masks, dtype)]
+        return [_Plain(weights, masks, dtype)]
 
 
 @GEOMETRIES.register("elementwise")

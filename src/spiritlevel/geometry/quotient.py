@@ -2,131 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from spiritlevel.core.blocks import Block, Pair
-from spiritlevel.core.shapes import Flat
 from spiritlevel.core.tensors import natural_dtype
 from spiritlevel.core.views import Piece
 from spiritlevel.errors import ArgumentError, ModelError
-from spiritlevel.geometry.base import Chart, Geometry, Part, PullBack, Weights, required
+from spiritlevel.geometry.base import Chart, Geometry, Part, Weights, required
 from spiritlevel.geometry.cross_geodesic import TOLERANCES
 from spiritlevel.geometry.entrywise import GEOMETRIES, Elementwise
-from spiritlevel.geometry.gauge import Passage, canonical_gauge
 from spiritlevel.geometry.metrics import METRICS, Curve
+from spiritlevel.geometry.pairs import Pairs
+from spiritlevel.geometry.renormed import Norm, RenormedPairs
 from spiritlevel.geometry.section import Section
 
 __all__ = ["Quotient"]
-
-
-class _Pairs(Part):
-    """All pairs of one shape, as one batch of heads."""
-
-    def __init__(self, weights: Weights, blocks: Sequence[Pair], metric: str, curve: Curve, dtype: torch.dtype) -> None:
-        self._blocks, self._metric, self._name, self._curve = tuple(blocks), METRICS[metric], metric, curve
-        self._heads = [b.heads for b in blocks]
-        self._shapes = {n: (weights[n].shape, weights[n].dtype) for b in blocks for n in b.parameters}
-        self.names = tuple(self._shapes)
-        self._weights = {n: weights[n] for n in self._shapes}
-        self.gauge = canonical_gauge(*self._read(weights), dtype)
-        self._left, self._right = self.gauge.left.shape, self.gauge.right.shape
-        reals = 2 if blocks[0].is_complex else 1
-        self._split = [math.prod(self._left) * reals, math.prod(self._right) * reals]
-        self.size = sum(self._split)
-        n, m, r = self._left[1], self._right[1], self.gauge.rank
-        each = (r * (n + m) - r * r) * reals
-        self._dimensions = {b.name: int(d.sum()) for b, d in zip(blocks, each.split(self._heads), strict=True)}
-        self.dimension = sum(self._dimensions.values())
-
-    def _matrices(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = z.split(self._split)
-        if self.gauge.left.is_complex():
-            return torch.view_as_complex(a.view(*self._left, 2)), torch.view_as_complex(b.view(*self._right, 2))
-        return a.view(self._left), b.view(self._right)
-
-    def _flat(self, a: Tensor, b: Tensor) -> Tensor:
-        if a.is_complex():
-            a, b = torch.view_as_real(a), torch.view_as_real(b)
-        return torch.cat([a.reshape(-1), b.reshape(-1)])
-
-    def _horizontal(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return self._metric.project(self.gauge, *self._matrices(z))
-
-    def _spread(self, left: Tensor, right: Tensor, into: dict[str, Tensor], *, tangent: bool = False) -> None:
-        """Write the factors of all blocks into their parameters."""
-        for name, (shape, dtype) in self._shapes.items():
-            if name not in into:
-                into[name] = left.new_empty(shape, dtype=dtype)
-        pieces = zip(self._blocks, left.split(self._heads), right.split(self._heads), strict=True)
-        for block, g, h in pieces:
-            (block.write_tangent if tangent else block.write)(into, g, h)
-
-    def write(self, z: Flat, into: dict[str, Tensor]) -> None:
-        self._spread(*self._metric.move(self.gauge, *self._matrices(z), self._curve), into)
-
-    def evaluate(self, z: Flat, into: dict[str, Tensor]) -> PullBack:
-        self.write(z, into)
-
-        def pull_back(gradient: Weights, slot: Tensor) -> None:
-            # the curve is computed once more: what autograd keeps of it would weigh on the network's own pass
-            left, right = (c.to(self.gauge.left.dtype) for c in self._read(gradient, tangent=True))
-            slot.copy_(self._flat(*self._metric.pull_back(self.gauge, *self._matrices(z), self._curve, left, right)))
-
-        return pull_back
-
-    def _read(self, weights: Weights, *, tangent: bool = False) -> tuple[Tensor, Tensor]:
-        """Both factors of all blocks."""
-        factors = [b.read_tangent(weights) if tangent else b.read(weights) for b in self._blocks]
-        left, right = zip(*factors, strict=True)
-        return torch.cat(left), torch.cat(right)
-
-    def project(self, z: Flat) -> Tensor:
-        return self._flat(*self._horizontal(z))
-
-    @cached_property
-    def _passage(self) -> Passage:
-        return self.gauge.passage(*self._read(self._weights))
-
-    def coordinates(self, tangent: Weights) -> Tensor:
-        x, y = (t.to(self._passage.left.dtype) for t in self._read(tangent, tangent=True))
-        a, b = self._metric.whiten(self._passage, x, y)
-        return self._flat(*(self.gauge.living(c.to(self.gauge.left.dtype)) for c in (a, b)))
-
-    def tangent(self, z: Flat, into: dict[str, Tensor]) -> None:
-        a, b = (t.to(self._passage.left.dtype) for t in self._horizontal(z))
-        self._spread(*self._metric.unwhiten(self._passage, a, b), into, tangent=True)
-
-    def spans(self) -> list[tuple[str, slice]]:
-        found = []
-        for start, size in zip((0, self._split[0]), self._split, strict=True):
-            each = size // sum(self._heads)
-            ends = [start + each * n for n in itertools.accumulate(self._heads, initial=0)]
-            found += [(b.name, slice(*ends[i : i + 2])) for i, b in enumerate(self._blocks)]
-        return found
-
-    def dimensions(self) -> dict[str, int]:
-        return dict(self._dimensions)
-
-    def describe(self, rho: float) -> dict[str, Any]:
-        dead = int((self.gauge.values == 0).sum())
-        facts: dict[str, Any] = {"null directions": dead} if dead else {}
-        if self._name == "cross_gram":
-            facts["rho / s_min"] = rho / self.gauge.smallest
-        return facts
-
-    def stopped(self, z: Flat) -> int:
-        if self._curve != "exact":
-            return 0
-        with torch.no_grad():
-            return int(self._metric.stopped(self.gauge, *self._matrices(z)).sum())
 
 
 @GEOMETRIES.register("quotient")
@@ -144,12 +40,20 @@ class Quotient(Geometry):
             paper's ``second_order`` curve (Eq. 7), or ``first_order`` straight lines.
         blocks: what to quotient by; None asks the model (`spiritlevel.find_symmetries`).
         rest: geometry of everything else.
+        kinds: which kinds of blocks to ask the model for; None for its default, the paper's.
+        norm: for the paper's ablation (App. G) only: how long a horizontal vector of a pair is. ``metric`` as it should
+            be; ``elementwise`` as in adaptive sharpness, ``euclidean``: with these nothing is invariant any more.
+        relaxation: for the paper's ablation (App. H) only: ``eps`` in ``(G*G + eps 1)^-1`` of the norm. It breaks the
+            invariance, all the more where heads have small singular values; nothing here needs it.
     """
 
     metric: Literal["inverse_gram", "cross_gram"] = "inverse_gram"
     curve: Curve = "exact"
     blocks: Sequence[Block] | None = field(default=None, repr=False)
     rest_geometry: Geometry = field(default_factory=Elementwise)
+    kinds: str | tuple[str, ...] | None = None
+    norm: Norm = "metric"
+    relaxation: float = 0.0
 
     needs_blocks = True
 
@@ -159,6 +63,10 @@ class Quotient(Geometry):
         curve: Curve = "exact",
         blocks: Sequence[Block] | None = None,
         rest: Geometry | None = None,
+        *,
+        kinds: str | tuple[str, ...] | None = None,
+        norm: Norm = "metric",
+        relaxation: float = 0.0,
     ) -> None:
         if metric not in METRICS:
             raise ArgumentError(f"expected metric out of {', '.join(METRICS)}; got {metric!r}")
@@ -166,9 +74,30 @@ class Quotient(Geometry):
             raise ArgumentError(f"expected curve 'exact', 'second_order' or 'first_order', got {curve!r}")
         if isinstance(rest, Quotient):
             raise ArgumentError("expected an elementwise geometry for the rest, got another Quotient")
-        for name, value in (("metric", metric), ("curve", curve), ("blocks", blocks)):
+        if blocks is not None and kinds is not None:
+            raise ArgumentError("expected either blocks or kinds of blocks to look for, got both: leave one out")
+        if norm not in ("metric", "elementwise", "euclidean"):
+            raise ArgumentError(f"expected norm 'metric', 'elementwise' or 'euclidean', got {norm!r}")
+        if not (math.isfinite(relaxation) and relaxation >= 0):
+            raise ArgumentError(f"expected a relaxation from 0 on, got {relaxation!r}")
+        if relaxation and (metric, norm) != ("inverse_gram", "metric"):
+            raise ArgumentError("expected relaxation with the norm of inverse_gram only: nothing else is inverted")
+        given = {"metric": metric, "curve": curve, "blocks": blocks, "kinds": kinds, "norm": norm}
+        for name, value in {**given, "relaxation": float(relaxation)}.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "rest_geometry", Elementwise() if rest is None else rest)
+
+    def but(self, *, curve: Curve | None = None, blocks: Sequence[Block] | None = None) -> Quotient:
+        """The same with another curve, or with blocks of its own."""
+        return Quotient(
+            self.metric,
+            curve or self.curve,
+            self.blocks if blocks is None else blocks,
+            self.rest_geometry,
+            kinds=self.kinds if blocks is None else None,
+            norm=self.norm,
+            relaxation=self.relaxation,
+        )
 
     def chart(self, weights: Weights, blocks: Sequence[Block] = ()) -> Chart:
         blocks = list(blocks if self.blocks is None else self.blocks)
@@ -195,12 +124,17 @@ class Quotient(Geometry):
             if isinstance(block, Pair):
                 key = (block.left.rows, block.right.rows, block.width, block.is_complex)
                 groups.setdefault(key, []).append(block)
-        return parts + [_Pairs(weights, group, self.metric, self.curve, dtype) for group in groups.values()]
+        return parts + [self._pairs(weights, group, dtype) for group in groups.values()]
+
+    def _pairs(self, weights: Weights, group: Sequence[Pair], dtype: torch.dtype) -> Pairs:
+        if self.norm == "metric" and not self.relaxation:
+            return Pairs(weights, group, self.metric, self.curve, dtype)
+        return RenormedPairs(weights, group, self.metric, self.curve, dtype, self.norm, self.relaxation)
 
     def osculating(self) -> Quotient:
         if self.curve != "exact":
             return self
-        return Quotient(self.metric, "second_order", self.blocks, self.rest_geometry)
+        return self.but(curve="second_order")
 
     def settings(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"geometry": str(self)}
@@ -209,7 +143,10 @@ class Quotient(Geometry):
         return facts
 
     def __str__(self) -> str:
-        return f"Quotient(metric={self.metric!r}, curve={self.curve!r}, rest={self.rest_geometry})"
+        more = {"kinds": self.kinds, "norm": self.norm, "relaxation": self.relaxation}
+        usual = {"kinds": None, "norm": "metric", "relaxation": 0.0}
+        shown = "".join(f", {name}={value!r}" for name, value in more.items() if value != usual[name])
+        return f"Quotient(metric={self.metric!r}, curve={self.curve!r}, rest={self.rest_geometry}{shown})"
 
 
 def _uncovered(weights: Weights, blocks: Sequence[Block]) -> tuple[list[str], dict[str, Tensor]]:

@@ -8,12 +8,12 @@ from statistics import fmean
 
 import torch
 
-from spiritlevel.core.progress import progress
-from spiritlevel.core.results import Measurement, Status, standard_error, worst
+from spiritlevel.core.progress import Advance, progress
+from spiritlevel.core.results import Measurement, Status, standard_error
 from spiritlevel.errors import ArgumentError, LossError
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over, base_settings, checked_radii, objectives
-from spiritlevel.problem import Problem
+from spiritlevel.problem import Objective, Problem
 
 __all__ = ["average_case"]
 
@@ -58,37 +58,30 @@ def average_case(
         raise ArgumentError(
             f"expected an even number of samples in antithetic pairs, got {samples}: add one, or antithetic=False"
         )
-    began, chart = time.perf_counter(), problem.chart(geometry)
-    means: list[float] = []
-    errors: list[float] = []
-    states = [Status.ESTIMATE]
-    count = problem.count() if over == "batches" else 1
-    with progress("average-case sharpness", None if count is None else count * samples, show_progress) as advance:
-        for i, objective in enumerate(objectives(problem, chart, over)):
-            generator = torch.Generator().manual_seed(seed + i)
-            centre = objective.value(chart.zeros())
-            draws: list[float] = []
-            for _ in range(samples // 2 if antithetic else samples):
-                z = chart.gaussian(generator) * radius
-                signs = (1.0, -1.0) if antithetic else (1.0,)
-                draws.append(fmean(objective.value(sign * z) - centre for sign in signs))
-                advance(steps=len(signs))
-            finite = [d for d in draws if math.isfinite(d)]
-            if len(finite) < len(draws):
-                states.append(Status.NONFINITE)
-            if not finite:
-                raise LossError(
-                    f"expected a finite loss at some of {samples} random points, got none: take rho below {radius:g}"
-                )
-            means.append(fmean(finite))
-            errors.append(standard_error(finite) or 0.0)
+    began = time.perf_counter()
+    found: list[list[float]] = []
+    what = f"average-case sharpness, {geometry}, rho {radius}, {samples} samples, {antithetic}, {over}, seed {seed}"
+    with problem.measuring(what):
+        chart = problem.chart(geometry)
+        count = problem.count() if over == "batches" else 1
+        with progress("average-case sharpness", None if count is None else count * samples, show_progress) as advance:
+            for i, objective in enumerate(objectives(problem, chart, over)):
+                found.append(_rises(objective, radius, samples, seed + i, antithetic, advance))
+        facts = chart.describe(radius)
+    finite = [[d for d in draws if math.isfinite(d)] for draws in found]
+    if not all(finite):
+        raise LossError(
+            f"expected a finite loss at some of {samples} random points, got none: take rho below {radius:g}"
+        )
+    complete = [len(f) for f in finite] == [len(d) for d in found]
+    means, errors = [fmean(f) for f in finite], [standard_error(f) or 0.0 for f in finite]
     return Measurement(
         name="average-case sharpness",
         value=fmean(means),
         per_batch=tuple(means),
         standard_error=math.sqrt(math.fsum(e * e for e in errors)) / len(errors),
-        status=worst(states),
-        stats={"evaluations": len(means) * samples, "seconds": time.perf_counter() - began, **chart.describe(radius)},
+        status=Status.ESTIMATE if complete else Status.NONFINITE,
+        stats={"evaluations": len(means) * samples, "seconds": time.perf_counter() - began, **facts},
         settings={
             "rho": radius,
             "samples": samples,
@@ -97,3 +90,17 @@ def average_case(
             **base_settings(problem, geometry, chart, over),
         },
     )
+
+
+def _rises(
+    objective: Objective, radius: float, samples: int, seed: int, antithetic: bool, advance: Advance
+) -> list[float]:
+    """At each random point, or the mean over each pair of them."""
+    generator, chart = torch.Generator().manual_seed(seed), objective.chart
+    centre, signs = objective.value(chart.zeros()), (1.0, -1.0) if antithetic else (1.0,)
+    rises: list[float] = []
+    for _ in range(samples // len(signs)):
+        z = chart.gaussian(generator).mul_(radius)
+        rises.append(fmean(objective.value(z if sign > 0 else z.neg_()) - centre for sign in signs))
+        advance(steps=len(signs))
+    return rises

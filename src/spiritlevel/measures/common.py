@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from spiritlevel.core.tensors import all_finite
+from spiritlevel.core.spread import all_finite
 from spiritlevel.errors import ArgumentError, DerivativeError, LossError
 from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.problem import Objective, Problem

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from spiritlevel.core.progress import progress
 from spiritlevel.core.results import Measurement, Status, standard_error
-from spiritlevel.core.tensors import norm
+from spiritlevel.core.spread import norm
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over, base_settings, centre_of, objectives
 from spiritlevel.problem import Problem
@@ -28,12 +28,13 @@ def gradient_norm(
         over: the mean over batches of the norm on each, or the norm of the gradient on all data (``"union"``).
         show_progress: force the progress bar on or off.
     """
-    began, chart = time.perf_counter(), problem.chart(geometry)
-    norms = []
-    with progress("gradient norm", problem.count() if over == "batches" else 1, show_progress) as advance:
-        for objective in objectives(problem, chart, over):
-            norms.append(norm(centre_of(objective)[1]))
-            advance()
+    began, norms = time.perf_counter(), []
+    with problem.measuring(f"gradient norm, {geometry}, {over}"):
+        chart = problem.chart(geometry)
+        with progress("gradient norm", problem.count() if over == "batches" else 1, show_progress) as advance:
+            for objective in objectives(problem, chart, over):
+                norms.append(norm(centre_of(objective)[1]))
+                advance()
     return Measurement(
         name="gradient norm",
         value=fmean(norms),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spiritlevel.core.progress import Advance, progress
 from spiritlevel.core.results import Curve, Measurement, Status, standard_error, worst
+from spiritlevel.core.spread import any_entry
 from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.measures.common import Over, base_settings, centre_of, checked_radii, objectives
@@ -113,16 +114,17 @@ def worst_case(
     if solver is None:
         solver = SphereAscent() if norm == "l2" else AutoPGD()
     began = time.perf_counter()
-    chart = problem.chart(geometry)
-    found = {r: _Radius(r) for r in sorted(set(radii))}
-    count = problem.count()
-    total = None if over == "batches" and count is None else (count or 1 if over == "batches" else 1)
-    with progress(name, None if total is None else total * len(found) * solver.steps, show_progress) as advance:
-        for i, objective in enumerate(objectives(problem, chart, over)):
-            _one_function(objective, found, _BALLS[norm], solver, seed + i, advance)
-    settings = {**base_settings(problem, geometry, chart, over), "norm": norm, "solver": str(solver), "seed": seed}
-    seconds = time.perf_counter() - began
-    results = {r: _measurement(name, x, chart, settings, seconds / len(found)) for r, x in found.items()}
+    with problem.measuring(f"{name}, {geometry}, rho {radii}, {solver}, {norm}, {over}, seed {seed}"):
+        chart = problem.chart(geometry)
+        found = {r: _Radius(r) for r in sorted(set(radii))}
+        count = problem.count()
+        total = None if over == "batches" and count is None else (count or 1 if over == "batches" else 1)
+        with progress(name, None if total is None else total * len(found) * solver.steps, show_progress) as advance:
+            for i, objective in enumerate(objectives(problem, chart, over)):
+                _one_function(objective, found, _BALLS[norm], solver, seed + i, advance)
+        settings = {**base_settings(problem, geometry, chart, over), "norm": norm, "solver": str(solver), "seed": seed}
+        seconds = time.perf_counter() - began
+        results = {r: _measurement(name, x, chart, settings, seconds / len(found)) for r, x in found.items()}
     if isinstance(rho, int | float):
         return results[radii[0]]
     return Curve(tuple(results[r] for r in radii))
@@ -146,7 +148,7 @@ def _one_function(
             advance(f"rho {rho:g}: {value - centre.value:+.4g}")
             return value, gradient
 
-        start = None if before is None or not bool(before.z.any()) else before.z * (rho / ball(rho).norm(before.z))
+        start = None if before is None or not any_entry(before.z) else before.z * (rho / ball(rho).norm(before.z))
         solution = solver.maximise(
             counted, ball(rho), centre, start=start, scales=scales, noise=lambda: chart.gaussian(generator)
         )

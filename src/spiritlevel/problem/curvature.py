@@ -21,7 +21,7 @@ from torch.func import grad, jvp
 from spiritlevel.core.evaluation import twice_differentiable
 from spiritlevel.core.losses import CrossEntropy, logits_of
 from spiritlevel.core.registry import Registry
-from spiritlevel.core.tensors import all_finite
+from spiritlevel.core.spread import all_finite
 from spiritlevel.errors import ArgumentError, DerivativeError, LossError
 from spiritlevel.geometry import Chart
 from spiritlevel.problem.problem import Problem
@@ -199,6 +199,8 @@ class Curvature:
             raise ArgumentError(f"expected engine 'reverse' or 'forward', got {engine!r}")
         if engine == "forward" and matrix != "hessian":
             raise ArgumentError(f"expected matrix='hessian' for engine='forward', got {matrix!r}: take 'reverse'")
+        if engine == "forward":
+            problem.need_whole("engine='forward'")
         self._kind = MATRICES[matrix]
         self.problem, self.chart, self._batch, self._engine = problem, chart, batch, engine
         self.products = self.graphs = 0
@@ -207,12 +209,19 @@ class Curvature:
     def __call__(self, vectors: Tensor) -> Tensor:
         """The products with each row of ``(count, size)``, or with one flat vector."""
         rows = vectors.detach().reshape(-1, self.chart.size).to(self.chart.dtype)
-        out = torch.zeros_like(rows)
+        total: list[Tensor] = []
         for products in self._operators():
-            for row, into in zip(rows, out, strict=True):
+            for i, row in enumerate(rows):
                 with torch.enable_grad(), second_derivatives():
-                    into += products(row).detach()
+                    product = products(row).detach()
+                if i < len(total):
+                    total[i] = total[i] + product
+                else:  # where the gradient is the point itself, autograd gives the vector back
+                    total.append(product.clone() if product.data_ptr() == row.data_ptr() else product)
             del products  # its graph goes before the next one is built
+        total = total or [torch.zeros_like(row) for row in rows]  # a rank without examples
+        out = total[0] if len(total) == 1 else torch.stack(total)
+        self.problem.joined("a product", 0.0, out)
         self.products += len(rows)
         if not all_finite([out]):
             raise DerivativeError(
@@ -227,7 +236,9 @@ class Curvature:
             yield self._kept
             return
         pieces = self.problem.shares(self._batch)
-        first, second = next(pieces), next(pieces, None)
+        first, second = next(pieces, None), next(pieces, None)
+        if first is None:  # a rank without examples
+            return
         if second is None:
             self._kept = self._build(*first)
             yield self._kept
@@ -239,7 +250,7 @@ class Curvature:
         if self._engine == "forward":
             return _Forward(self.problem, self.chart, part, share)
         self.graphs += 1
-        with torch.enable_grad(), second_derivatives(kept=True):
+        with torch.enable_grad(), second_derivatives(kept=True), self.problem.differentiating():
             return self._kind(self.problem, self.chart, part, share)
 
     def release(self) -> None:

@@ -51,14 +51,17 @@ class Objective:
             for n, g in zip(names, pulled, strict=True):
                 gradient[n] = gradient[n] + g if n in gradient else g
             del loss, pulled
+        if not gradient:  # a rank without examples
+            gradient = {n: torch.zeros_like(w) for n, w in moved.items()}
         del weights, moved
         self._last = gradient
-        return total, pull_back(gradient)
+        return self.problem.joined("a gradient", total, pull_back(gradient))
 
     def value(self, z: Tensor) -> float:
         """``f(z)`` alone, by one forward pass; may be non-finite."""
         with torch.no_grad():
             weights = self.chart.weights(z)
-            return math.fsum(
+            total = math.fsum(
                 share * float(self.problem.tensor(weights, part)) for part, share in self.problem.shares(self._batch)
             )
+        return self.problem.joined("a value", total)[0]

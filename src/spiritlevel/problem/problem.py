@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.core.bare import bare, is_sharded
 from spiritlevel.core.batches import batch_size, cut, to_device
 from spiritlevel.core.blocks import Block, Symmetries
-from spiritlevel.core.evaluation import explained, forward, measurable
+from spiritlevel.core.evaluation import explained, forward, measurable, movable
 from spiritlevel.core.losses import CrossEntropy, TorchLoss
+from spiritlevel.core.recompute import checkpointed
 from spiritlevel.core.tensors import all_finite, natural_dtype, same_device
 from spiritlevel.errors import ArgumentError, DataError, LossError, ModelError, NondeterminismError
 from spiritlevel.geometry import Chart, Geometry
@@ -34,7 +37,9 @@ class Problem:
     (no dropout, running batch statistics), half-precision weights in float32.
 
     Args:
-        model: any module. Wrapped or compiled ones too, as long as ``torch.func.functional_call`` takes them.
+        model: any module. Compiled ones too, as long as ``torch.func.functional_call`` takes them. What is measured of
+            one inside DistributedDataParallel or loaded with a ``device_map`` is the model inside, without the
+            wrapping; weights that lie on disk are read into memory.
         batches: a list or DataLoader of ``(inputs, targets)``, or of dicts with ``labels`` (transformers). It is read
             anew for each measure and must give the same batches each time (no shuffling, no augmentation).
         loss: ``(output, batch) -> scalar``, or a torch loss module. By default the loss the model returns for a dict
@@ -43,11 +48,17 @@ class Problem:
         normalize_logits: measure the cross-entropy of centred logits of norm one.
         micro_batch: at most so many examples in one pass; larger batches are cut and added up exactly.
         max_batches: stop after so many batches.
+        checkpointing: compute each layer (a child of a ModuleList) anew on the way back instead of keeping its
+            activations; for measures of first order.
 
     >>> problem = Problem(nn.Linear(2, 2), [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))])
     >>> sorted(problem.weights)
     ['bias', 'weight']
     """
+
+    _shares_weights = False
+    sharded = False
+    """Whether coordinates lie spread over processes (`DistributedProblem`)."""
 
     def __init__(
         self,
@@ -59,6 +70,7 @@ class Problem:
         normalize_logits: bool = False,
         micro_batch: int | None = None,
         max_batches: int | None = None,
+        checkpointing: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
@@ -67,25 +79,46 @@ class Problem:
                 raise ArgumentError(f"expected {name} to be a whole number from 1 on, got {value!r}")
         if loss is not None and normalize_logits:
             raise ArgumentError("expected either loss= or normalize_logits=True: normalise inside your own loss")
-        self.model = model
+        self.model = bare(model)
+        if is_sharded(self.model) and not self._shares_weights:
+            raise ModelError(
+                "expected weights that are whole in this process, got parameters sharded over ranks: make a "
+                "spiritlevel.DistributedProblem on every rank"
+            )
         self.micro_batch, self.max_batches = micro_batch, max_batches
         self.loss: Loss = _as_loss(loss, normalize_logits)
         self._batches = list(batches) if isinstance(batches, Iterator) else batches
-        self._names = _chosen(model, parameters)
+        self._plain = self.model
+        if checkpointing:
+            self.model = checkpointed(self.model)
+        self._names = _chosen(self.model, parameters)
         self._checked = False
         self._verified: Sequence[Block] | None = None
+        self._of_kinds: dict[str | tuple[str, ...], Symmetries] = {}
         self.self_checked: float | None = None  # error of a Hessian product, see `check_second_derivatives`
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """The measured parameters as they are now, in float32 or better."""
-        named = measurable(self.model)
+        named = measurable(self.model, set(self._names))
         return {n: named[n] for n in self._names}
 
     @cached_property
     def symmetries(self) -> Symmetries:
         """What the geometry quotients by when it is not told."""
-        return find_symmetries(self.model, parameters=self._names)
+        return find_symmetries(self._plain, parameters=self._names)
+
+    def blocks_of(self, geometry: Geometry) -> Sequence[Block]:
+        """What a geometry quotients by: its own blocks, or the kinds it asks for, or the model's default."""
+        if geometry.blocks is not None:
+            return geometry.blocks
+        if geometry.kinds is None:
+            return self.symmetries
+        if geometry.kinds not in self._of_kinds:
+            batch = next(self.batches())
+            found = find_symmetries(self.model, parameters=self._names, kinds=geometry.kinds, batch=batch)
+            self._of_kinds[geometry.kinds] = found
+        return self._of_kinds[geometry.kinds]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -96,10 +129,26 @@ class Problem:
         )
         return {
             "model": type(self.model).__name__,
-            "parameters": sum(w.numel() for w in self.weights.values()),
+            "parameters": self.size,
             "loss": str(name),
-            "precision": str(natural_dtype(self.weights.values())).removeprefix("torch."),
+            "precision": str(self.dtype).removeprefix("torch."),
         }
+
+    @property
+    def size(self) -> int:
+        """How many weights are measured."""
+        return sum(w.numel() for w in self._stored.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision they are measured in."""
+        return natural_dtype(self._stored.values())
+
+    @property
+    def _stored(self) -> dict[str, Tensor]:
+        """The measured parameters as they are stored."""
+        named = movable(self.model)
+        return {n: named[n] for n in self._names}
 
     def batches(self) -> Iterator[Any]:
         """The data, on the model's device."""
@@ -126,8 +175,8 @@ class Problem:
         Done once, before the first measurement. Returns the loss of each batch. Costs two forward passes.
         """
         weights = self.weights
-        if not all_finite(weights.values()):
-            bad = [n for n, w in weights.items() if not all_finite([w])]
+        bad = self.together("weights that are not finite", [n for n, w in weights.items() if not all_finite([w])])
+        if bad:
             raise ModelError(
                 f"expected finite weights, got NaN or infinity in {', '.join(bad[:5])}: is this a diverged run?"
             )
@@ -136,7 +185,7 @@ class Problem:
         first, second = ([self.value(weights, b) for b in self.batches()] for _ in range(2))
         if len(first) != len(second):
             raise NondeterminismError(f"expected the same batches on each pass, got {len(first)}, then {len(second)}")
-        eps = torch.finfo(natural_dtype(weights.values())).eps
+        eps = torch.finfo(self.dtype).eps
         for i, (a, b) in enumerate(zip(first, second, strict=True)):
             if abs(a - b) > _AGREEMENT * eps * max(abs(a), 1.0):
                 raise NondeterminismError(
@@ -154,15 +203,52 @@ class Problem:
         self.check()
         if not geometry.needs_blocks:
             return geometry.chart(self.weights)
-        blocks = self.symmetries if geometry.blocks is None else geometry.blocks
+        blocks = self.blocks_of(geometry)
         self.verify(blocks)
         return geometry.chart(self.weights, blocks)
 
     def verify(self, blocks: Sequence[Block]) -> None:
         """Refuse symmetries that do not hold on a few examples; once for the same blocks."""
         if self._verified is not blocks:
-            check_blocks(self.model, next(self.batches()), blocks, loss=self.tensor)
+            check_blocks(self.model, self.sample(), blocks, loss=self.tensor)
             self._verified = blocks
+
+    def need_whole(self, what: str) -> None:
+        """Refuse what cannot be had from coordinates that lie spread over processes."""
+        if self.sharded:
+            raise ArgumentError(
+                f"expected coordinates that are whole on every rank for {what}, got a sharded state: take "
+                "Ranks(state='whole') where the model fits, or hutchinson, eigenvalues or a density"
+            )
+
+    def sample(self) -> Any:
+        """A batch with examples to test something on."""
+        return next(self.batches())
+
+    @contextmanager
+    def measuring(self, what: str) -> Iterator[None]:
+        """Around one measurement: where processes share it, they agree on all decisions.
+
+        Args:
+            what: the measurement and its settings, in words.
+        """
+        del what
+        yield
+
+    @contextmanager
+    def differentiating(self) -> Iterator[None]:
+        """Around a gradient whose graph is kept."""
+        yield
+
+    def joined(self, what: str, total: float, vector: Tensor | None = None) -> tuple[float, Any]:
+        """A loss and a vector of coordinates as they come from `shares`: here they are whole already."""
+        del what
+        return total, vector
+
+    def together(self, what: str, items: list[Any]) -> list[Any]:
+        """What all processes found; there is one."""
+        del what
+        return items
 
     def output(self, weights: Weights, batch: Any) -> Any:
         """What the model returns for a batch at the given weights."""
@@ -185,8 +271,8 @@ class Problem:
     def value(self, weights: Weights, batch: Any) -> float:
         """The loss of one batch, without derivatives; always finite."""
         with torch.no_grad():
-            total = sum(share * float(self.tensor(weights, part)) for part, share in self.parts(batch))
-        return _finite(total)
+            total = sum(share * float(self.tensor(weights, part)) for part, share in self.shares(batch))
+        return _finite(self.joined("a loss", total)[0])
 
     def parts(self, batch: Any) -> list[tuple[Any, float]]:
         """The micro-batches of a batch and the share each has in its mean, by number of loss terms."""
@@ -233,7 +319,7 @@ def _as_loss(loss: Loss | nn.Module | None, normalize_logits: bool) -> Loss:
 
 def _chosen(model: nn.Module, parameters: Iterable[str] | Callable[[str], bool] | None) -> tuple[str, ...]:
     """Names of the parameters to measure."""
-    named = measurable(model)
+    named = movable(model)
     if parameters is None:
         chosen = [n for n, p in model.named_parameters() if p.requires_grad and n in named]
     elif callable(parameters):

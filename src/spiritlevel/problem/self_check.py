@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spiritlevel.core import tensors
 from spiritlevel.core.batches import batch_size, cut
 from spiritlevel.core.losses import CrossEntropy, TorchLoss, logits_of
-from spiritlevel.core.tensors import dot, norm
+from spiritlevel.core.spread import any_entry, dot, norm
 from spiritlevel.errors import DerivativeError, SpiritlevelError
 from spiritlevel.geometry import Chart, Euclidean
 from spiritlevel.problem.curvature import Curvature
@@ -39,17 +40,18 @@ def check_second_derivatives(problem: Problem, seed: int = 0) -> float:
     """
     if problem.self_checked is not None:
         return problem.self_checked
-    problem.self_checked = _check(problem, seed)
+    with problem.measuring("the check of second derivatives"):
+        problem.self_checked = _check(problem, seed)
     return problem.self_checked
 
 
 def _check(problem: Problem, seed: int) -> float:
-    chart = Euclidean().chart(problem.weights)
+    chart = problem.chart(Euclidean())
     batch = _one_example(problem)
-    problem = _well_conditioned(problem, batch, seed)
-    u, v = (_direction(problem.weights, chart, seed + i) for i in (0, 1))
+    problem = _well_conditioned(problem, chart, batch, seed)
+    u, v = (_direction(chart, seed + i) for i in (0, 1))
     hu, hv = Curvature(problem, chart, batch)(torch.stack([u, v]))
-    if not float(hv.abs().max()) and not float(hu.abs().max()):
+    if not any_entry(hv) and not any_entry(hu):
         return 0.0
     objective, step = Objective(problem, chart, batch), _STEP[chart.dtype]
     centre, up, down = (objective(s * step * v)[1] for s in (0.0, 1.0, -1.0))
@@ -64,7 +66,7 @@ def _check(problem: Problem, seed: int) -> float:
     return norm(odd - hv) / max(norm(odd), norm(hv))
 
 
-def _well_conditioned(problem: Problem, batch: Any, seed: int) -> Problem:
+def _well_conditioned(problem: Problem, chart: Chart, batch: Any, seed: int) -> Problem:
     """The same model under a squared distance of its scores, where the loss is one of torch's own.
 
     The cross-entropy of an example that is fitted to rounding has no digits left to compare: its second derivative is
@@ -74,7 +76,7 @@ def _well_conditioned(problem: Problem, batch: Any, seed: int) -> Problem:
         return problem
     try:
         with torch.no_grad():
-            scores = logits_of(problem.output(problem.weights, batch))
+            scores = logits_of(problem.output(chart.weights(chart.zeros()), batch))
     except SpiritlevelError:
         return problem
     noise = torch.randn(scores.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -86,7 +88,7 @@ def _well_conditioned(problem: Problem, batch: Any, seed: int) -> Problem:
 
 def _one_example(problem: Problem) -> Any:
     """The first example that has a loss term."""
-    batch = next(iter(problem.batches()))
+    batch = problem.sample()
     size = batch_size(batch)
     for i in range(size):
         one = cut(batch, i, i + 1, size)
@@ -95,23 +97,25 @@ def _one_example(problem: Problem) -> Any:
     return batch
 
 
-def _direction(weights: dict[str, Tensor], chart: Chart, seed: int) -> Tensor:
+def _direction(chart: Chart, seed: int) -> Tensor:
     """Random signs, as large in each parameter as its weights."""
-    generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (chart.size,), generator=generator, dtype=torch.int8).to(chart.dtype) * 2 - 1
-    sizes = {n: torch.full_like(w, norm(w) / w.numel() ** 0.5 or 1e-2) for n, w in weights.items()}
-    return signs.to(chart.device) * chart.coordinates(sizes)
+    signs = chart.signs(torch.Generator().manual_seed(seed))
+    weights = chart.weights(chart.zeros())
+    for name, stretches in chart.layers().items():
+        for s in stretches:
+            signs[s] *= tensors.norm(weights[name]) / weights[name].numel() ** 0.5 or 1e-2
+    return signs
 
 
 def _compare(problem: Problem, chart: Chart, product: Tensor, odd: Tensor, even: Tensor) -> None:
     whole = max(norm(product), norm(odd))
-    names = list(problem.weights)
-    sizes = [w.numel() for w in problem.weights.values()]
     bad: list[tuple[str, float]] = []
-    for name, ours, theirs, doubt in zip(names, *(x.split(sizes) for x in (product, odd, even)), strict=True):
-        off, size = norm(ours - theirs), max(norm(ours), norm(theirs))
-        if off > _PART * size + 2 * norm(doubt) and off > _WHOLE * whole:
+    for name, s in ((n, s) for n, stretches in chart.layers().items() for s in stretches):
+        ours, theirs = product[s], odd[s]
+        off, size = tensors.norm(ours - theirs), max(tensors.norm(ours), tensors.norm(theirs))
+        if off > _PART * size + 2 * tensors.norm(even[s]) and off > _WHOLE * whole:
             bad.append((name, off / size))
+    bad = problem.together("wrong second derivatives", bad)
     if bad:
         modules = dict(problem.model.named_modules())
         named = ", ".join(f"{n} ({_owner(n, modules)}, off by {100 * x:.0f} %)" for n, x in bad[:4])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from spiritlevel.core.blocks import Symmetries
+from spiritlevel.core.blocks import Block, Symmetries
 from spiritlevel.core.evaluation import measurable
+from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Chart, Geometry
-from spiritlevel.problem import Problem
+from spiritlevel.problem import DistributedProblem, Problem
 from spiritlevel.reparam.flat import Weights
 from spiritlevel.reparam.maps import Reparametrisation
 
@@ -30,6 +31,11 @@ class ReparametrisedProblem(Problem):
     """
 
     def __init__(self, original: Problem, change: Reparametrisation) -> None:
+        if isinstance(original, DistributedProblem):
+            raise ArgumentError(
+                "expected a problem of one process to change the variables of, got one that several ranks share: make "
+                "a spiritlevel.Problem on one rank"
+            )
         self.original, self.change = original, change
         super().__init__(
             original.model,
@@ -47,8 +53,15 @@ class ReparametrisedProblem(Problem):
             return self.change.forward(self.original.weights)
 
     @property
+    def _stored(self) -> dict[str, Tensor]:
+        return self.weights
+
+    @property
     def symmetries(self) -> Symmetries:  # blocks of the original parameters
         return self.original.symmetries
+
+    def blocks_of(self, geometry: Geometry) -> Sequence[Block]:
+        return self.original.blocks_of(geometry)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -58,7 +71,7 @@ class ReparametrisedProblem(Problem):
         if not geometry.needs_blocks:
             return super().chart(geometry)
         self.check()
-        blocks = self.symmetries if geometry.blocks is None else geometry.blocks
+        blocks = self.blocks_of(geometry)
         self.original.verify(blocks)
         return geometry.chart(self.weights, blocks)
 

@@ -224,6 +224,7 @@ def sharpness(
     if not (damping >= 0 and tolerance >= 0):
         raise ArgumentError(f"expected damping and tolerance from 0 on, got {damping!r} and {tolerance!r}")
     began = time.perf_counter()
+    problem.need_whole("sharpness by another metric")
     problem.check()
     check_second_derivatives(problem)
     operator = _Operator(problem, metric, matrix)

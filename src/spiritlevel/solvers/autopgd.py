@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.core.results import Status
-from spiritlevel.core.tensors import norm
+from spiritlevel.core.spread import norm
 from spiritlevel.errors import ArgumentError
 from spiritlevel.solvers.ball import Ball, L2Ball
 from spiritlevel.solvers.base import SOLVERS, Centre, Function, Solution, Solver, Trace

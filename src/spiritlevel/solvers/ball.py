@@ -6,10 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from spiritlevel.core import spread
 from spiritlevel.core.shapes import Flat
-from spiritlevel.core.tensors import dot, norm
+from spiritlevel.core.spread import dot, norm
 from spiritlevel.errors import ArgumentError
 
 __all__ = ["Ball", "L2Ball", "LinfBall"]
@@ -85,10 +87,10 @@ class LinfBall(Ball):
     """
 
     def norm(self, z: Flat) -> float:
-        return float(z.abs().max()) if z.numel() else 0.0
+        return spread.most(float(z.abs().max()) if z.numel() else 0.0)
 
     def dual(self, g: Flat) -> float:
-        return float(torch.linalg.vector_norm(g, 1, dtype=torch.float64))
+        return float(spread.total(np.array([float(torch.linalg.vector_norm(g, 1, dtype=torch.float64))]))[0])
 
     def unit(self, g: Flat) -> Flat:
         return g.sign()

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spiritlevel.core import spread
 from spiritlevel.core.results import Status
 from spiritlevel.core.shapes import Flat
-from spiritlevel.core.tensors import norm
+from spiritlevel.core.spread import norm
 
 __all__ = ["Apply", "Eigenpairs", "Quadrature", "Step", "Which", "extreme_eigenpairs", "quadrature"]
 
@@ -31,31 +32,42 @@ Which = Literal["top", "bottom", "magnitude"]
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 _CHUNK = 1 << 16  # entries summed in the vectors' own precision before float64 takes over
+_ROWS = 4  # vectors that memory is taken for at once
 _TWICE = 0.7  # orthogonalise again where less than this share is left (Daniel et al. 1976: 1/sqrt 2)
 
 
 class _Basis:
-    """Orthonormal vectors, and what it takes to add one."""
+    """Orthonormal vectors, and what it takes to add one. Memory is taken for a few of them at a time."""
 
-    def __init__(self, first: Tensor, room: int) -> None:
-        self._rows = first.new_empty((room, first.numel()))
-        self._rows[0] = first / norm(first)
-        self.count = 1
+    def __init__(self, first: Tensor) -> None:
+        self._pieces: list[Tensor] = []
+        self.count = 0
+        self.append(first / norm(first))
 
     def __getitem__(self, i: int) -> Tensor:
-        return self._rows[i]
+        return self._pieces[i // _ROWS][i % _ROWS]
+
+    def _filled(self) -> Iterator[tuple[slice, Tensor]]:
+        """Which vectors, and they."""
+        for start, piece in zip(range(0, self.count, _ROWS), self._pieces, strict=False):
+            stop = min(start + _ROWS, self.count)
+            yield slice(start, stop), piece[: stop - start]
 
     def against(self, w: Tensor) -> Array:
         """Inner products with all vectors."""
-        rows, total = self._rows[: self.count], np.zeros(self.count)
-        for i in range(0, w.numel(), _CHUNK):
-            total += (rows[:, i : i + _CHUNK] @ w[i : i + _CHUNK]).double().cpu().numpy()
-        return total
+        total = np.zeros(self.count)
+        for at, rows in self._filled():
+            for i in range(0, w.numel(), _CHUNK):
+                total[at] += (rows[:, i : i + _CHUNK] @ w[i : i + _CHUNK]).double().cpu().numpy()
+        return spread.total(total)
 
     def combine(self, coefficients: Array) -> Tensor:
         """Linear combinations of the vectors; ``(wanted, count)`` to ``(wanted, size)``."""
-        c = torch.from_numpy(np.ascontiguousarray(coefficients)).to(self._rows)
-        return c @ self._rows[: self.count]
+        c = torch.from_numpy(np.ascontiguousarray(coefficients)).to(self._pieces[0])
+        total = c.new_zeros(len(c), self._pieces[0].shape[1])
+        for at, rows in self._filled():
+            total.addmm_(c[:, at], rows)
+        return total
 
     def remove(self, w: Tensor) -> tuple[Array, float]:
         """Make ``w`` orthogonal to all vectors, in place; its coefficients, and the length that is left."""
@@ -70,15 +82,17 @@ class _Basis:
 
     def append(self, w: Tensor) -> None:
         """Add a vector that is orthogonal and of length one already."""
-        self._rows[self.count] = w
+        if self.count == _ROWS * len(self._pieces):
+            self._pieces.append(w.new_empty((_ROWS, w.numel())))
         self.count += 1
+        self[self.count - 1].copy_(w)
 
     def restart(self, coefficients: Array, following: Tensor) -> None:
         """Keep combinations of the vectors, then one more."""
         kept = self.combine(coefficients)
-        self._rows[: len(kept)] = kept
-        self._rows[len(kept)] = following
-        self.count = len(kept) + 1
+        self.count = 0
+        for row in (*kept, following):
+            self.append(row)
 
 
 @dataclass(frozen=True)
@@ -133,11 +147,11 @@ def extreme_eigenpairs(
     """
     dimension = start.numel() if dimension is None else dimension
     room = min(dimension, max(2 * k + 20, 3 * k, 40) if room is None else max(room, k + 2))
-    basis, small = _Basis(start, room + 1), np.zeros((room, room))
+    basis, small = _Basis(start), np.zeros((room, room))
     began, used, status = time.monotonic(), 0, Status.BUDGET
     chosen = _Ritz.none()
     try:
-        while used < products and (not used or seconds is None or time.monotonic() - began < seconds):
+        while used < products and (not used or seconds is None or not spread.same(time.monotonic() - began >= seconds)):
             j = basis.count - 1
             w = apply(basis[j]).clone()
             used += 1
@@ -275,7 +289,7 @@ def quadrature(
 
     try:
         for probe in probes:
-            if nodes and seconds is not None and time.monotonic() - began > seconds:
+            if nodes and seconds is not None and spread.same(time.monotonic() - began > seconds):
                 status = Status.BUDGET
                 break
             small.clear()
@@ -323,7 +337,7 @@ def _progress(small: _Small, nodes: list[Array], weights: list[Array]) -> str:
 
 def _tridiagonal(apply: Apply, start: Tensor, steps: int, small: _Small, step: Callable[[], None]) -> None:
     """Fill in the Lanczos matrix; fewer steps where the Krylov space closes."""
-    basis = _Basis(start, steps)
+    basis = _Basis(start)
     largest = 0.0
     for j in range(steps):
         w = apply(basis[j]).clone()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spiritlevel.core import spread
 from spiritlevel.solvers.packed import Packed
 
 __all__ = ["Frame", "Model", "Proposal", "chunks"]
@@ -79,7 +80,7 @@ class Frame:
         for at in chunks(self.z):
             s, y = self.secants(at)
             total += _gram(torch.stack([*s, *y, self.g[at], self.z[at]])).cpu().numpy()
-        return total
+        return spread.total(total)
 
 
 class Model:

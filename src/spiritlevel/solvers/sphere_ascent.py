@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from spiritlevel.core import spread
 from spiritlevel.core.results import Status
-from spiritlevel.core.tensors import dot
+from spiritlevel.core.tensors import dot as dot_here
 from spiritlevel.errors import ArgumentError
 from spiritlevel.solvers.ball import Ball, L2Ball
 from spiritlevel.solvers.base import SOLVERS, Centre, Function, Solution, Solver, Trace
@@ -106,7 +108,7 @@ class SphereAscent(Solver):
                 z, value, g = at, found, gradient
         while left > 0 and ball.residual(z, g) > self.tolerance and share > torch.finfo(z.dtype).eps:
             trial = ball.unit(g).mul_(ball.radius * share).add_(z, alpha=1 - share)
-            slope = dot(g, trial) - dot(g, z)
+            slope = spread.dot(g, trial) - spread.dot(g, z)
             found, gradient = trace(trial)
             left -= 1
             if found > value:
@@ -202,13 +204,14 @@ class _Run:
             if past is not None:
                 past[0][at], past[1][at] = s[0], y[0]
             self.trial[at] = g
-            square += dot(g, g)
-        size = math.sqrt(square)
+            square += dot_here(g, g)
+        size = math.sqrt(float(spread.total(np.array([square]))[0]))
         self._past, self._known, self._tau = past, known, tau
         self._scale = max(size / self._radius, tau if new.inside else 0.0)
         if size > 0:
             self.trial /= self._scale
-        move = sum(float((self.trial[at] - z[at]).square().sum()) for at in chunks(z))
+        here = sum(float((self.trial[at] - z[at]).square().sum()) for at in chunks(z))
+        move = float(spread.total(np.array([here]))[0])
         self.moving = size > 0 and math.sqrt(move) > torch.finfo(z.dtype).eps * self._radius
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from spiritlevel.core.results import Status
-from spiritlevel.core.tensors import dot
+from spiritlevel.core.spread import dot, same
 from spiritlevel.solvers.lanczos import Step
 
 __all__ = ["ApplyMany", "Estimate", "hutch_pp", "hutchinson", "xtrace"]
@@ -95,7 +95,7 @@ def hutchinson(
             if len(rows) >= least and error[0] <= tolerance * abs(mean[0]):
                 status = Status.CONVERGED
                 break
-            if seconds is not None and time.monotonic() - began > seconds:
+            if seconds is not None and same(time.monotonic() - began > seconds):
                 status = Status.BUDGET
                 break
     except KeyboardInterrupt:
@@ -293,7 +293,7 @@ class _Sketch:
         return products
 
     def _out_of_time(self) -> bool:
-        return self._limit.left is not None and self._limit.left <= 0 and len(self._rows["y"]) >= 2
+        return self._limit.left is not None and same(self._limit.left <= 0) and len(self._rows["y"]) >= 2
 
     def plain(self) -> Estimate:
         """The mean of ``v.Av`` over the vectors there are."""

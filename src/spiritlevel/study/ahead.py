@@ -25,7 +25,7 @@ from spiritlevel.study.measure_settings import Measure
 from spiritlevel.study.members import Checkpoint
 from spiritlevel.study.session import MEASURED, Bench, Scores, Session, counted
 
-__all__ = ["Ahead", "Known"]
+__all__ = ["GROUP", "SMALL", "Ahead", "Known", "neighbours"]
 
 GROUP = 64  # ours: a few hundred kilobytes of weights, and nothing more to gain from larger groups
 FEWEST = 8  # ours: below, there is little time to save
@@ -66,7 +66,7 @@ class Ahead:
         measures: Sequence[tuple[Measure, tuple[float, ...]]],
     ) -> None:
         self._session, self._architecture, self._measures = session, architecture, tuple(measures)
-        self._order = list(zoo.values())
+        self._zoo, self._order = zoo, list(zoo)
         self._position = {name: i for i, name in enumerate(zoo)}
         self._at, self._group = -1, dict[str, Known]()
 
@@ -76,7 +76,7 @@ class Ahead:
             return None
         at = self._position[name] // GROUP
         if at != self._at:
-            self._at, self._group = at, self._computed(self._order[at * GROUP : (at + 1) * GROUP])
+            self._at, self._group = at, self._computed([self._zoo[n] for n in neighbours(self._order, at)])
         known = self._group.get(name)
         return known if known is not None and known.digest == digest else None
 
@@ -95,7 +95,7 @@ class Ahead:
             return {}
         known = list(found.values())
         for name in self._session.sets:
-            if name != MEASURED:
+            if name != MEASURED and name not in self._session.config.data.scores:
                 self._fill(known, lambda name=name: self._scores(models, name))  # type: ignore[misc]
         self._fill(known, lambda: self._measured(models))
         return found
@@ -155,6 +155,11 @@ class Ahead:
             found = run(ensemble, measure, radii, seed)
             if found is not None:
                 yield "measured", found, measure.name
+
+
+def neighbours(order: Sequence[str], group: int) -> Sequence[str]:
+    """The names in one group of a zoo."""
+    return order[group * GROUP : (group + 1) * GROUP]
 
 
 def _missed(problem: Problem, batch: Any) -> Callable[[Any, Tensor], tuple[Tensor, Tensor]]:

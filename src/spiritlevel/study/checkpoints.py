@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import warnings
 import zipfile
@@ -14,22 +15,32 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from spiritlevel.errors import CheckpointError
+from spiritlevel.integrations.peft import CONFIG, load_adapter
 from spiritlevel.integrations.transformers import load_pretrained
 from spiritlevel.study.references import load_function
 
 __all__ = ["load_checkpoint"]
 
 
-def load_checkpoint(path: str | Path, builder: str | Callable[[], nn.Module] | None = None) -> nn.Module:
+def load_checkpoint(
+    path: str | Path, builder: str | Callable[..., nn.Module] | None = None, base: str | Path | None = None
+) -> nn.Module:
     """The model of a checkpoint, in evaluation mode.
 
     Args:
-        path: a local Hugging Face folder (``config.json`` and safetensors), or a file of weights: ``.safetensors``,
-            or a pickle (``.pt``, ``.pth``, ``.bin``) that torch's restricted unpickler can read. Others are refused.
-        builder: ``package.module:function``, or a function, that returns the model the weights of a file belong to; it
-            is called without arguments, and it is your code that runs.
+        path: a local Hugging Face folder (``config.json`` and safetensors), the folder of an adapter of peft
+            (``adapter_config.json`` and safetensors), or a file of weights: ``.safetensors``, or a pickle (``.pt``,
+            ``.pth``, ``.bin``) that torch's restricted unpickler can read. Others are refused.
+        builder: ``package.module:function``, or a function, that returns the model the weights of a file, or of an
+            adapter, belong to. It is called without arguments; or, if it takes one, with the weights of a file by name,
+            and then returns the model that holds them. It is your code that runs.
+        base: the folder of an adapter's base model, where its configuration does not name a local one.
     """
     path = Path(path)
+    if (path / CONFIG).is_file():
+        return load_adapter(path, load_function(builder) if isinstance(builder, str) else builder or base)
+    if base is not None:
+        raise CheckpointError(f"expected an adapter's folder with {CONFIG} for --base, got {path}: leave --base out")
     if path.is_dir():
         if not (path / "config.json").exists():
             raise CheckpointError(
@@ -44,14 +55,28 @@ def load_checkpoint(path: str | Path, builder: str | Callable[[], nn.Module] | N
             f"expected a builder package.module:function for a file of weights such as {path.name}, got none"
         )
     weights = _read(path)
-    model = (load_function(builder) if isinstance(builder, str) else builder)()
+    function = load_function(builder) if isinstance(builder, str) else builder
+    takes = _takes_weights(function)
+    model = function(weights) if takes else function()
     if not isinstance(model, nn.Module):
         raise CheckpointError(f"expected {builder} to return a torch.nn.Module, got {type(model).__name__}")
+    if takes:
+        return model.eval()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"expected the weights of {type(model).__name__} in {path}: {error}") from error
     return model.eval()
+
+
+def _takes_weights(function: Callable[..., nn.Module]) -> bool:
+    """Whether a builder needs one argument."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-in callables have no signature
+        return False
+    single = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.default is p.empty and p.kind in single for p in found) == 1
 
 
 def _read(path: Path) -> dict[str, Tensor]:

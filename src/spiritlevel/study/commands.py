@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from spiritlevel.core.launched import speaks
 from spiritlevel.core.results import plain
 from spiritlevel.errors import ArgumentError
 from spiritlevel.study.exchange import read_table, write_table
@@ -59,7 +60,10 @@ def init(
 def run(
     config: Annotated[Path, typer.Argument(help="The study's configuration (.yaml).")],
     store: Annotated[Path | None, typer.Option(help="The file for the results; default: the configuration's.")] = None,
-    engine: Annotated[str | None, typer.Option(help="serial or processes; default: the configuration's.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="serial, processes, ray or ranks; default: the configuration's, and ranks under torchrun."),
+    ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False,
     as_json: _Json = False,
 ) -> None:
@@ -74,7 +78,8 @@ def run(
 
     settings = read_config(config)
     table = run_study(settings, store, engine=engine, retry_failed=retry_failed, on_done=say)
-    _tell(store or settings.folder / settings.store, table, as_json)
+    if speaks():
+        _tell(store or settings.folder / settings.store, table, as_json)
     if table.failures and not any(v for v in _numbers(table)):
         raise typer.Exit(1)
 

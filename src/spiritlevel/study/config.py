@@ -28,9 +28,21 @@ from pydantic import (
 
 from spiritlevel.errors import ConfigError
 from spiritlevel.geometry import Geometry
+from spiritlevel.study.cluster_settings import RaySettings
 from spiritlevel.study.measure_settings import GeometrySettings, Measure, Name, RadiusRule, Settings, listed
 
-__all__ = ["Batches", "Data", "GeometrySettings", "Loss", "Measure", "RadiusRule", "StudyConfig", "Zoo", "config_of"]
+__all__ = [
+    "Batches",
+    "Data",
+    "GeometrySettings",
+    "Loss",
+    "Measure",
+    "RadiusRule",
+    "RaySettings",
+    "StudyConfig",
+    "Zoo",
+    "config_of",
+]
 
 Hyperparameter = bool | int | float | str | None
 
@@ -41,7 +53,8 @@ class Zoo(Settings):
     Attributes:
         checkpoints: a glob of Hugging Face folders or files of weights, several, or names with paths or with functions
             that return a model. Relative paths start at the folder of the configuration.
-        builder: for files of weights: ``package.module:function``, or a function, that returns the model.
+        builder: for files of weights: ``package.module:function``, or a function, that returns the model (see
+            `load_checkpoint`).
         hyperparameters: a CSV or JSON file with a row for each checkpoint; the name of a JSON file that lies in each
             checkpoint's folder, as ``config.json``; or values by checkpoint and name.
         columns: which hyperparameters; by default all (from a JSON beside each checkpoint: all that vary).
@@ -67,6 +80,8 @@ class Data(Settings):
         subset_seed: which ones; None for the first, without a choice.
         tests: the test sets by name, the shifted ones among them.
         errors: whether targets are classes, so that there is a share of errors. False for regression.
+        scores: for test sets whose classes are not the networks' own: ``package.module:function``, or a function, from
+            a network's scores (the last axis) to those of the set's classes, on which loss and errors are then taken.
     """
 
     train: Any
@@ -74,11 +89,15 @@ class Data(Settings):
     subset_seed: int | None = 0
     tests: dict[Name, Any] = Field(default_factory=dict)
     errors: bool = True
+    scores: dict[Name, str | Callable[..., Any]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> Data:
         if "train" in self.tests:
             raise ValueError("expected another name for the test set 'train': it is the training data's")
+        for name in self.scores:
+            if name not in self.tests:
+                raise ValueError(f"expected scores for test sets out of {', '.join(self.tests)}; got {name!r}")
         return self
 
 
@@ -125,10 +144,12 @@ class StudyConfig(Settings):
         batches: how data are cut.
         seed: fixes everything random, for every checkpoint alike.
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
-        engine: ``serial``, or ``processes`` with so many ``workers``.
-        workers: how many processes; by default one for each core.
-        threads: of torch in each process; by default torch's own for ``serial``, the cores shared for ``processes``.
-            The last digits of a sum depend on it.
+        engine: ``serial``, or ``processes`` or ``ray`` with so many ``workers``; under torchrun ``ranks``, whatever
+            stands here.
+        workers: how many processes; by default one for each core, or on Ray as many as the cluster has room for.
+        threads: of torch in each process; by default torch's own for ``serial``, the cores shared for ``processes``,
+            and 1 for ``ray``. The last digits of a sum depend on it.
+        ray: which cluster, and what each worker takes of it.
     """
 
     zoo: Zoo
@@ -143,6 +164,7 @@ class StudyConfig(Settings):
     engine: str = "serial"
     workers: PositiveInt | None = None
     threads: PositiveInt | None = None
+    ray: RaySettings = RaySettings()
 
     _folder: Path = PrivateAttr(default=Path())
     _places: Mapping[tuple[str | int, ...], str] = PrivateAttr(default_factory=dict)

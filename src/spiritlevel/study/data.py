@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,10 +18,27 @@ from spiritlevel.core.batches import cut
 from spiritlevel.errors import ArgumentError, DataError, MissingDependencyError
 from spiritlevel.study.references import is_reference, load_function
 
-__all__ = ["ArrayBatches", "load_data"]
+__all__ = ["ArrayBatches", "Examples", "load_data"]
 
 _LABELS = ("labels", "label", "y", "targets", "target")
 _PLAIN = ("x", "inputs", "input", "images", "features", "data")
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """Data that cut themselves into batches, such as images that stay on disk."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the content and of how it is cut."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def batched(self, size: int) -> Examples:
+        """The same examples, so many in a batch."""
+
+    def chosen(self, examples: int, seed: int | None = None) -> Examples:
+        """So many of them: the first, or those that a seed picks."""
 
 
 class ArrayBatches(Sequence[Any]):
@@ -90,8 +107,8 @@ def load_data(source: Any, batch_size: int = 128, examples: int | None = None) -
 
     Args:
         source: a file with one array per input and one of targets (see `ArrayBatches` for the names), or a function
-            that returns such arrays by name, a pair (inputs, targets), or an iterable of batches (a DataLoader); such
-            arrays and iterables themselves are taken too.
+            that returns such arrays by name, a pair (inputs, targets), `Examples`, or an iterable of batches (a
+            DataLoader); such arrays and iterables themselves are taken too.
         batch_size: examples per batch; an iterable of batches is taken as it is.
         examples: only the first so many.
     """
@@ -100,6 +117,9 @@ def load_data(source: Any, batch_size: int = 128, examples: int | None = None) -
     if not isinstance(source, str | Path) or is_reference(str(source)):
         function = load_function(source) if isinstance(source, str) else source
         content = function() if callable(function) else function
+        if isinstance(content, Examples):
+            content = content.batched(batch_size)
+            return content if examples is None else content.chosen(examples)
         if isinstance(content, tuple) and len(content) == 2 and all(hasattr(c, "__len__") for c in content):
             content = {"x": content[0], "y": content[1]}
         if not isinstance(content, Mapping):

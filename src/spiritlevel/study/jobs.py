@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from spiritlevel.core.results import Measurement
+from spiritlevel.errors import RanksError
 from spiritlevel.geometry import Quotient
-from spiritlevel.measures import MEASURES, Options
+from spiritlevel.measures import MEASURES, CurvatureOptions, Options
 from spiritlevel.study.config import Measure, StudyConfig
 from spiritlevel.study.identity import identity
 from spiritlevel.study.session import MEASURED, TRAIN, Bench, Session
@@ -78,6 +79,8 @@ class _MeasureJob(Job):
                 found = measured(bench, self.measure, self.radii[:asked])
                 out |= {c.key: Outcome.of(m) for c, m in zip(columns, found, strict=True)}
                 break
+            except RanksError:  # nothing can be measured without the other ranks
+                raise
             except Exception as error:  # whatever a user's model does, the study goes on
                 asked -= 1
                 out[columns[-1].key] = Outcome.failed(error, time.perf_counter() - began)
@@ -175,6 +178,7 @@ def measured(bench: Bench, measure: Measure, radii: tuple[float, ...]) -> list[M
         solver=measure.search,
         samples=measure.samples,
         seed=seed,
+        curvature=CurvatureOptions() if measure.curvature is None else measure.curvature.build(),
     )
     return MEASURES[measure.measure].run(bench.problem, options)
 
@@ -192,6 +196,8 @@ def jobs_of(session: Session, radii: Mapping[str, tuple[float, ...]]) -> tuple[J
         name: {**common, "errors": config.data.errors, "data": session.fingerprints[name]}
         for name in (TRAIN, *config.data.tests)
     }
+    for name, given in config.data.scores.items():
+        scores[name]["scores"] = identity(given)
     jobs: list[Job] = [_ScoreJob(n, s, scores[TRAIN], config.data.errors) for n, s in scores.items()]
     jobs.append(_NormJob(identity(config.zoo.builder)))
     for m in config.measures:
@@ -213,7 +219,9 @@ def _common(config: StudyConfig) -> dict[str, Any]:
 def measure_settings(session: Session, measure: Measure) -> dict[str, Any]:
     """What fixes a measure, apart from its radii."""
     config = session.config
+    curvature = {} if measure.curvature is None else measure.curvature.model_dump(exclude_none=True)
     return {
+        **({"curvature": curvature} if curvature else {}),
         "what": measure.measure,
         "geometry": None if measure.space is None else str(measure.space),
         "solver": None if measure.search is None else str(measure.search),

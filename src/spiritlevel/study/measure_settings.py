@@ -18,10 +18,11 @@ from pydantic import (
 )
 
 from spiritlevel.geometry import METRICS, Elementwise, Euclidean, Geometry, Quotient
-from spiritlevel.measures import MEASURES
+from spiritlevel.measures import CURVATURE, MEASURES, CurvatureOptions
 from spiritlevel.solvers import SOLVERS, Solver
+from spiritlevel.symmetry import KINDS
 
-__all__ = ["GeometrySettings", "Measure", "Name", "RadiusRule", "Settings", "listed"]
+__all__ = ["CurvatureSettings", "GeometrySettings", "Measure", "Name", "RadiusRule", "Settings", "listed"]
 
 
 class Settings(BaseModel):
@@ -56,12 +57,27 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
 
 
 class GeometrySettings(Settings):
-    """What a unit length is. See `Quotient`, `Elementwise` and `Euclidean`."""
+    """What a unit length is. See `Quotient`, `Elementwise` and `Euclidean`.
+
+    Attributes:
+        kind: which geometry.
+        metric: of a quotient.
+        curve: of a quotient or the elementwise geometry.
+        rest: what a quotient does with weights outside its blocks.
+        symmetries: which kinds a quotient takes out: ``all``, or a list of them; by default the paper's, attention.
+        norm: of a quotient, for the paper's ablation only.
+        relaxation: of a quotient, for the paper's ablation only.
+    """
 
     kind: Literal["quotient", "elementwise", "euclidean"]
     metric: Annotated[str, _known("metric", METRICS)] = "inverse_gram"
     curve: Literal["exact", "second_order", "first_order", "straight", "geodesic"] | None = None
     rest: Literal["elementwise", "euclidean"] = "elementwise"
+    symmetries: Literal["all"] | tuple[Annotated[str, _known("kind of symmetry", dict.fromkeys(KINDS))], ...] | None = (
+        None
+    )
+    norm: Literal["metric", "elementwise", "euclidean"] = "metric"
+    relaxation: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     @model_validator(mode="after")
     def _check(self) -> GeometrySettings:
@@ -69,8 +85,13 @@ class GeometrySettings(Settings):
         allowed = curves.get(self.kind, ())
         if self.curve is not None and self.curve not in allowed:
             raise ValueError(f"expected a curve of {self.kind} out of {', '.join(allowed) or 'none'}; got {self.curve}")
-        if self.kind != "quotient" and {"metric", "rest"} & self.model_fields_set:
-            raise ValueError(f"expected metric and rest for the quotient only, got them for {self.kind}")
+        own = {"metric", "rest", "symmetries", "norm", "relaxation"} & self.model_fields_set
+        if self.kind != "quotient" and own:
+            raise ValueError(
+                f"expected metric and rest for the quotient only, got {', '.join(sorted(own))} for {self.kind}"
+            )
+        if self.relaxation and (self.metric, self.norm) != ("inverse_gram", "metric"):
+            raise ValueError("expected relaxation with the norm of inverse_gram only: nothing else is inverted")
         return self
 
     def build(self) -> Geometry:
@@ -80,7 +101,14 @@ class GeometrySettings(Settings):
         if self.kind == "elementwise":
             return Elementwise(self.curve or "straight")  # type: ignore[arg-type]  # checked above
         rest = Elementwise() if self.rest == "elementwise" else Euclidean()
-        return Quotient(self.metric, self.curve or "exact", rest=rest)  # type: ignore[arg-type]  # checked above
+        return Quotient(
+            self.metric,  # type: ignore[arg-type]  # checked above
+            self.curve or "exact",  # type: ignore[arg-type]  # the same
+            rest=rest,
+            kinds=self.symmetries,
+            norm=self.norm,
+            relaxation=self.relaxation,
+        )
 
 
 class RadiusRule(Settings):
@@ -112,6 +140,24 @@ def _radii(value: Any) -> RadiusRule | tuple[float, ...] | None:
     return RadiusRule.model_validate(value) if isinstance(value, Mapping) else _NUMBERS.validate_python(value)
 
 
+class CurvatureSettings(Settings):
+    """What the measures of curvature take; see `CurvatureOptions`. What is left out keeps the measure's default."""
+
+    matrix: Literal["hessian", "gauss_newton", "fisher", "empirical_fisher"] | None = None
+    over: Literal["union", "batches"] | None = None
+    estimator: Literal["hutchinson", "hutch++", "xtrace"] | None = None
+    vectors: PositiveInt | None = None
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    steps: PositiveInt | None = None
+    probes: PositiveInt | None = None
+    alpha: Positive | None = None
+    damping: Positive | None = None
+
+    def build(self) -> CurvatureOptions:
+        """The options themselves."""
+        return CurvatureOptions(**self.model_dump(exclude_none=True))
+
+
 class Measure(Settings):
     """One measure, in one geometry, at one or more radii.
 
@@ -123,6 +169,7 @@ class Measure(Settings):
         solver: for worst cases.
         steps: most gradient evaluations for each batch and radius.
         samples: for averages.
+        curvature: for measures of curvature.
         seed: by default the study's.
     """
 
@@ -133,6 +180,7 @@ class Measure(Settings):
     solver: Annotated[str, _known("solver", SOLVERS)] = "sphere"
     steps: PositiveInt = 20
     samples: Annotated[int, Field(ge=2)] = 20
+    curvature: CurvatureSettings | None = None
     seed: int | None = None
 
     @model_validator(mode="before")
@@ -162,6 +210,8 @@ class Measure(Settings):
             raise ValueError(f"expected no geometry for {self.measure}: take worst-case with one")
         if self.measure == "geodesic" and self.geometry is not None and not isinstance(self.space, Quotient):
             raise ValueError("expected a quotient for geodesic: take worst-case for other geometries")
+        if self.curvature is not None and self.measure not in CURVATURE:
+            raise ValueError(f"expected curvature for measures of curvature only, got it for {self.measure}")
         if self.measure == "average-case" and self.samples % 2:
             raise ValueError(f"expected an even number of samples (antithetic pairs), got {self.samples}")
         return self

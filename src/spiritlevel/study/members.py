@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from spiritlevel.errors import CheckpointError, ConfigError
+from spiritlevel.integrations.peft import CONFIG, base_folder
 from spiritlevel.study.checkpoints import load_checkpoint
 from spiritlevel.study.config import StudyConfig
 from spiritlevel.study.identity import identity
@@ -23,6 +24,7 @@ from spiritlevel.study.identity import identity
 __all__ = ["Checkpoint", "find_checkpoints"]
 
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
+_CONFIGS = ("config.json", CONFIG)
 _NAMES = ("checkpoint", "experiment_id", "name")
 _BLOCK = 1 << 20  # bytes read at a time
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
@@ -86,7 +88,10 @@ class Checkpoint:
             return []
         if not self.source.is_dir():
             return [self.source] if self.source.exists() else []
-        return sorted(p for p in self.source.iterdir() if p.name == "config.json" or p.suffix in _WEIGHTS)
+        own = [p for p in self.source.iterdir() if p.name in _CONFIGS or p.suffix in _WEIGHTS]
+        base = base_folder(self.source) if (self.source / CONFIG).is_file() else None
+        under = [] if base is None else [p for p in base.iterdir() if p.name in _CONFIGS or p.suffix in _WEIGHTS]
+        return sorted(own) + sorted(under)  # another base is another network
 
 
 def find_checkpoints(config: StudyConfig) -> list[Checkpoint]:
@@ -134,7 +139,7 @@ def _matches(folder: Path, pattern: str) -> list[tuple[str, Path]]:
         return [(_stem(Path(pattern).name), folder / pattern)]
     fixed = folder.joinpath(*_before_magic(Path(pattern)))
     paths = sorted(Path(p) for p in glob.glob(str(folder / pattern), recursive=True))
-    kept = [p for p in paths if p.suffix in _WEIGHTS or (p.is_dir() and (p / "config.json").exists())]
+    kept = [p for p in paths if p.suffix in _WEIGHTS or (p.is_dir() and any((p / c).exists() for c in _CONFIGS))]
     return [(_stem(p.relative_to(fixed).as_posix()), p) for p in kept]
 
 

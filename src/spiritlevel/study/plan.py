@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from spiritlevel.errors import RanksError
 from spiritlevel.study.ahead import Ahead
 from spiritlevel.study.config import StudyConfig
 from spiritlevel.study.jobs import Job, jobs_of
 from spiritlevel.study.members import Checkpoint
-from spiritlevel.study.session import Session
+from spiritlevel.study.session import Bench, Session
 from spiritlevel.study.units import Done, Outcome, Task
 
-__all__ = ["Plan", "Work", "perform"]
+__all__ = ["Opened", "Plan", "Work", "perform"]
 
 
 @dataclass(frozen=True)
@@ -58,22 +59,54 @@ class Work:
         return cls(plan, session, jobs, Ahead(session, plan.zoo, plan.architecture, measures))
 
 
-def perform(work: Work, task: Task) -> Iterator[Done]:
-    """Do what is wanted of one checkpoint, job by job; whatever fails is an outcome, never an exception."""
-    plan, session = work.plan, work.session
-    checkpoint = plan.zoo[task.checkpoint]
-    digest = checkpoint.digest()
-    try:
-        bench = session.load(checkpoint)
-        bench.check(plan.architecture)
-        known = work.ahead.of(checkpoint.name, digest, bench)
-        if known is not None:
-            bench.know(known.scores, known.measured)
-    except Exception as error:  # a file may be missing, damaged or of another kind; a builder may do anything
-        failed = Outcome.failed(error)
-        yield Done(checkpoint.name, digest, dict.fromkeys(sorted(task.keys), failed))
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint at hand, or why it is not.
+
+    Attributes:
+        name: of the checkpoint.
+        digest: of its files.
+        bench: the network with its data; None where it cannot be measured.
+        error: why not.
+    """
+
+    name: str
+    digest: str
+    bench: Bench | None = None
+    error: Exception | None = None
+
+    @classmethod
+    def of(cls, work: Work, name: str) -> Opened:
+        """Load it; whatever fails is kept, never raised."""
+        checkpoint = work.plan.zoo[name]
+        digest = checkpoint.digest()
+        try:
+            bench = work.session.load(checkpoint)
+            bench.check(work.plan.architecture)
+            known = work.ahead.of(name, digest, bench)
+            if known is not None:
+                bench.know(known.scores, known.measured)
+        except RanksError:
+            raise
+        except Exception as error:  # a file may be missing, damaged or of another kind; a builder may do anything
+            return cls(name, digest, error=error)
+        return cls(name, digest, bench)
+
+
+def perform(work: Work, task: Task, opened: Opened | None = None) -> Iterator[Done]:
+    """Do what is wanted of one checkpoint, job by job; whatever fails is an outcome, never an exception.
+
+    Args:
+        work: what this process has at hand.
+        task: the checkpoint, and which of its units.
+        opened: the checkpoint, where it is at hand already.
+    """
+    at = opened or Opened.of(work, task.checkpoint)
+    if at.bench is None:
+        failed = Outcome.failed(at.error or "")
+        yield Done(at.name, at.digest, dict.fromkeys(sorted(task.keys), failed))
         return
     for job in work.jobs:
         wanted = {c.key for c in job.columns} & task.keys
         if wanted:
-            yield Done(checkpoint.name, digest, dict(job.outcomes(bench, wanted)))
+            yield Done(at.name, at.digest, dict(job.outcomes(at.bench, wanted)))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +12,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch
-
-from spiritlevel.errors import ArgumentError, SpiritlevelError
+from spiritlevel.errors import SpiritlevelError
+from spiritlevel.study.order import Order, cores_here
 from spiritlevel.study.plan import Plan, Work, perform
 from spiritlevel.study.session import Session
 from spiritlevel.study.units import Done, Outcome, Task
@@ -46,16 +43,10 @@ def in_processes(plan: Plan, session: Session, tasks: Sequence[Task]) -> Iterato
     """
     del session  # each worker loads its own
     config = plan.config
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cores_here()
     count = min(config.workers or cores, len(tasks))
     threads = config.threads or max(1, cores // max(count, 1))
-    try:
-        order = pickle.dumps((plan, threads))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ArgumentError(
-            f"expected functions that a new process can import, for engine 'processes', but {error}: name them as "
-            "package.module:function, or take engine 'serial'"
-        ) from error
+    order = Order.of(plan, threads, "processes")
     left = list(reversed(tasks))
     workers = [_start(order) for _ in range(count)]
     try:
@@ -89,7 +80,7 @@ def in_processes(plan: Plan, session: Session, tasks: Sequence[Task]) -> Iterato
             worker.pipe.close()
 
 
-def _start(order: bytes) -> _Worker:
+def _start(order: Order) -> _Worker:
     ours, theirs = _spawn.Pipe()
     process = _spawn.Process(target=_work, args=(theirs, order), daemon=True)
     process.start()
@@ -110,12 +101,11 @@ def _lost(plan: Plan, worker: _Worker) -> Done:
     return Done(name, plan.zoo[name].digest(), dict.fromkeys(sorted(worker.task.keys), failed))
 
 
-def _work(pipe: Connection, order: bytes) -> None:
+def _work(pipe: Connection, order: Order) -> None:
     """The life of a worker: take a checkpoint, send what is done, until told to go."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and tells us
     threading.Thread(target=_go_with_parent, daemon=True).start()
-    plan, threads = _unpacked(order)
-    torch.set_num_threads(threads)
+    plan = order.opened()
     try:
         work = Work.of(plan, plan.open())
     except SpiritlevelError as error:
@@ -126,12 +116,6 @@ def _work(pipe: Connection, order: bytes) -> None:
         for done in perform(work, task):
             pipe.send(done)
         pipe.send(None)
-
-
-def _unpacked(order: bytes) -> tuple[Plan, int]:
-    plan, threads = pickle.loads(order)
-    sys.path.insert(0, str(plan.config.folder.absolute()))
-    return plan, threads
 
 
 def _go_with_parent() -> None:

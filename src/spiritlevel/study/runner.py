@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import spiritlevel
+from spiritlevel.core.launched import device_of_rank, launched, process_group
 from spiritlevel.core.progress import progress
-from spiritlevel.errors import ConfigError
+from spiritlevel.core.ranks import Crew
 from spiritlevel.measures import MEASURES
 from spiritlevel.study.config import RadiusRule, StudyConfig, config_of
-from spiritlevel.study.engines import ENGINES
+from spiritlevel.study.engines import ENGINES, checked
 from spiritlevel.study.lock import only_writer
 from spiritlevel.study.members import Checkpoint, find_checkpoints
 from spiritlevel.study.pace import Pace
@@ -26,6 +28,7 @@ from spiritlevel.study.session import Session, importable
 from spiritlevel.study.settings_file import read_config
 from spiritlevel.study.store import Store
 from spiritlevel.study.table import StudyTable
+from spiritlevel.study.together import PATIENCE, follow
 from spiritlevel.study.units import Task
 
 __all__ = ["run_study"]
@@ -47,21 +50,45 @@ def run_study(
     Args:
         config: a YAML file, or settings made in Python (`StudyConfig` or a dict like it).
         store: the file for the results; by default the configuration's.
-        engine: ``serial`` or ``processes``; by default the configuration's.
+        engine: ``serial``, ``processes``, ``ray`` or ``ranks``; by default the configuration's, and ``ranks`` under
+            torchrun, where all processes run the same call, the first of them writes, and all return the table.
         retry_failed: try again what failed before. What failed because of a file is tried again by itself when the
             file has changed.
         show_progress: force the progress bar on or off.
         on_done: called whenever units ended, with the counts and the time that is left.
     """
     settings = read_config(config) if isinstance(config, str | Path) else config_of(config)
-    name = engine or settings.engine
-    if name not in ENGINES:
-        raise ConfigError(f"{settings.at('engine')}: expected an engine out of {', '.join(ENGINES)}; got {name!r}")
+    name = engine or ("ranks" if launched() > 1 else settings.engine)
+    device = checked(settings, name)
     path = Path(store) if store is not None else settings.folder / settings.store
+    with importable(settings.folder), _crew(settings, name) as crew, _own_randomness(settings):
+        if crew is not None and crew.rank:
+            return follow(crew)
+        try:
+            table = _run(settings, name, device, path, crew, retry_failed, show_progress, on_done)
+        except BaseException:
+            if crew is not None:
+                crew.tell_failure()
+            raise
+        return table if crew is None else crew.from_one("the table of a study", table)
+
+
+def _run(
+    settings: StudyConfig,
+    engine: str,
+    device: str | None,
+    path: Path,
+    crew: Crew | None,
+    retry_failed: bool,
+    show_progress: bool | None,
+    on_done: Callable[[Pace], None] | None,
+) -> StudyTable:
+    """All of it by the one process that writes."""
     zoo = find_checkpoints(settings)
-    with _own_randomness(settings), importable(settings.folder), only_writer(path), Store(path, write=True) as results:
+    with only_writer(path), Store(path, write=True) as results:
         results.use_versions(_versions())
-        session = Session(settings)
+        session = Session(settings, device)
+        session.crew = crew
         plan = _planned(session, results, zoo, show_progress)
         columns = [c for job in plan.jobs(session) for c in job.columns]
         results.plan([(c.name, c.hyperparameters) for c in zoo], columns)
@@ -69,7 +96,7 @@ def run_study(
         tasks = _left(results, zoo, stamps, frozenset(c.key for c in columns), retry_failed)
         pace = Pace(sum(len(t.keys) for t in tasks))
         with progress(settings.name, pace.total, show_progress) as advance:
-            for done in ENGINES[name](plan, session, tasks):
+            for done in ENGINES[engine](plan, session, tasks):
                 results.write(done, stamps[done.checkpoint])
                 pace.done += len(done.outcomes)
                 pace.failed += sum(o.error is not None for o in done.outcomes.values())
@@ -77,6 +104,16 @@ def run_study(
                 if on_done is not None:
                     on_done(pace)
         return results.table()
+
+
+@contextmanager
+def _crew(settings: StudyConfig, engine: str) -> Iterator[Crew | None]:
+    """The ranks of torchrun, for the engine that needs them."""
+    if engine != "ranks" or (launched() == 1 and not dist.is_initialized()):
+        yield None
+        return
+    with process_group(torch.device(device_of_rank(settings.device)), 300.0):
+        yield Crew.of(PATIENCE)
 
 
 def _planned(session: Session, results: Store, zoo: Sequence[Checkpoint], show: bool | None) -> Plan:

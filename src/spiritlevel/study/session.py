@@ -17,17 +17,19 @@ from torch import Tensor, nn
 
 from spiritlevel.core.batches import tensors_in
 from spiritlevel.core.evaluation import measurable
+from spiritlevel.core.launched import device_of_rank
 from spiritlevel.core.losses import IGNORED, TorchLoss, logits_of, targets_of
+from spiritlevel.core.ranks import Crew
 from spiritlevel.core.results import Measurement
 from spiritlevel.core.tensors import all_finite, norm
 from spiritlevel.errors import ArgumentError, CheckpointError, DataError
-from spiritlevel.problem import Problem
+from spiritlevel.problem import DistributedProblem, Problem
 from spiritlevel.study.config import StudyConfig
-from spiritlevel.study.data import ArrayBatches, load_data
+from spiritlevel.study.data import ArrayBatches, Examples, load_data
 from spiritlevel.study.members import Checkpoint
 from spiritlevel.study.references import is_reference, load_function
 
-__all__ = ["MEASURED", "TRAIN", "Bench", "Scores", "Session", "counted", "importable"]
+__all__ = ["MEASURED", "TRAIN", "Bench", "Scores", "Session", "counted", "importable", "usable"]
 
 TRAIN, MEASURED = "train", "measured"
 
@@ -58,15 +60,19 @@ class Session:
 
     Args:
         config: of the study.
+        device: another one than the configuration's, for a process that plans what others do.
     """
 
-    def __init__(self, config: StudyConfig) -> None:
+    def __init__(self, config: StudyConfig, device: str | None = None) -> None:
         self.config = config
-        self.device = _device(config)
+        self.crew: Crew | None = None  # the ranks of torchrun, and whether checkpoints are measured by all of them
+        self.shared = False
+        self.device = _device(config) if device is None else torch.device(device)
         self.sets: dict[str, Iterable[Any]] = {TRAIN: self._load("train", config.data.train)}
         self.sets |= {name: self._load(f"tests.{name}", source) for name, source in config.data.tests.items()}
         self.sets[MEASURED] = self._measured()
-        self.loss = _loss(config)
+        self.loss = _function(config.loss.function)
+        self._scores = {name: _function(given) for name, given in config.data.scores.items()}
 
     def _load(self, key: str, source: Any) -> Iterable[Any]:
         if isinstance(source, Path) or (isinstance(source, str) and not is_reference(source)):
@@ -81,7 +87,7 @@ class Session:
         data, train = self.config.data, self.sets[TRAIN]
         if data.subset is None:
             return train
-        if isinstance(train, ArrayBatches):
+        if isinstance(train, ArrayBatches | Examples):
             return train.chosen(data.subset, data.subset_seed)
         return load_data(train, self.config.batches.size, data.subset)
 
@@ -91,15 +97,27 @@ class Session:
         return {name: _fingerprint(batches) for name, batches in self.sets.items()}
 
     def problem(self, model: nn.Module, batches: Iterable[Any]) -> Problem:
-        """Model, data and the study's loss."""
+        """Model, data and the study's loss, in this process."""
+        return self._problem(Problem, model, batches)
+
+    def shared_problem(self, model: nn.Module, batches: Iterable[Any]) -> Problem:
+        """The same, by all ranks together where there are several."""
+        return self._problem(DistributedProblem if self.shared else Problem, model, batches)
+
+    def _problem(self, kind: type[Problem], model: nn.Module, batches: Iterable[Any]) -> Problem:
         config = self.config
-        return Problem(
+        return kind(
             model,
             batches,
             self.loss,
             normalize_logits=config.loss.normalize_logits,
             micro_batch=config.batches.micro,
         )
+
+    def judge(self, model: nn.Module, name: str) -> Problem:
+        """A model on one of the sets, with scores for the classes of that set."""
+        scores = self._scores.get(name)
+        return self.problem(model if scores is None else _Rescored(model, scores), self.sets[name])
 
     def load(self, checkpoint: Checkpoint) -> Bench:
         """A checkpoint, ready to be measured."""
@@ -126,7 +144,7 @@ class Bench:
     @cached_property
     def problem(self) -> Problem:
         """What the measures are taken of."""
-        return self.session.problem(self.model, self.session.sets[MEASURED])
+        return self.session.shared_problem(self.model, self.session.sets[MEASURED])
 
     @property
     def architecture(self) -> str:
@@ -160,9 +178,22 @@ class Bench:
     def scores(self, name: str) -> Scores:
         """Loss and errors on one set; one pass, the first time."""
         if name not in self._scores:
-            problem = self.session.problem(self.model, self.session.sets[name])
+            problem = self.session.judge(self.model, name)
             self._scores[name] = _scores(problem, self.session.config.data.errors)
         return self._scores[name]
+
+
+class _Rescored(nn.Module):
+    """A network whose scores are turned into those of other classes; a loss of its own it is not asked for."""
+
+    def __init__(self, model: nn.Module, scores: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self._scores = model, scores
+
+    def forward(self, *inputs: Any, labels: Any = None, **named: Any) -> Tensor:
+        del labels
+        out: Tensor = self._scores(logits_of(self.model(*inputs, **named)))
+        return out
 
 
 def _scores(problem: Problem, errors: bool) -> Scores:
@@ -213,23 +244,38 @@ def _misses(problem: Problem, output: Any, batch: Any) -> int:
     return int(((scores.argmax(-1) != targets) & (targets != IGNORED)).sum())
 
 
-def _loss(config: StudyConfig) -> Callable[..., Any] | nn.Module | None:
-    given = config.loss.function
+def _function(given: str | Callable[..., Any] | None) -> Callable[..., Any] | None:
     return load_function(given) if isinstance(given, str) else given
 
 
-def _device(config: StudyConfig) -> torch.device:
+def usable(device: str) -> bool:
+    """Whether torch can use a device here.
+
+    >>> usable("cpu")
+    True
+    """
     try:
-        torch.empty(0, device=config.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        return False
+    return True
+
+
+def _device(config: StudyConfig) -> torch.device:
+    name = device_of_rank(config.device)
+    try:
+        torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         short = str(error).strip().splitlines()[0]
         raise ArgumentError(
             f"{config.at('device')}: expected a device that torch can use here, got {config.device!r}: {short}"
         ) from error
-    return torch.device(config.device)
+    return torch.device(name)
 
 
 def _fingerprint(batches: Iterable[Any]) -> str:
+    if isinstance(batches, Examples):
+        return batches.fingerprint
     total = hashlib.sha256()
     for batch in batches:
         keys = sorted(map(str, batch)) if isinstance(batch, Mapping) else []

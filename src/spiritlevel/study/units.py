@@ -86,8 +86,15 @@ class Outcome:
     def failed(cls, why: str | BaseException, seconds: float = 0.0) -> Outcome:
         """No number, and why."""
         if isinstance(why, BaseException):
-            why = f"{type(why).__name__}: {why}".strip().rstrip(":")
+            why = f"{type(why).__name__}: {why}".strip().rstrip(":") + _way_out(why)
         return cls(None, status="failed", error=why, seconds=seconds)
+
+
+def _way_out(error: BaseException) -> str:
+    """What to do where memory was short; every device says it in its own way."""
+    said = str(error).lower()
+    short = isinstance(error, MemoryError) or "out of memory" in said or "allocate memory" in said
+    return "; set batches.micro to fewer examples in one pass, or take a device with more memory" if short else ""
 
 
 @dataclass(frozen=True)

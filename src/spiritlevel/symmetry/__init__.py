@@ -2,7 +2,7 @@
 
 from spiritlevel.symmetry.adapters import ADAPTERS, Adapter, Refusal
 from spiritlevel.symmetry.certificate import Certificate, Finding, Verdict
-from spiritlevel.symmetry.find import KINDS, find_symmetries
+from spiritlevel.symmetry.find import KINDS, USUAL, find_symmetries
 from spiritlevel.symmetry.orbit import move_along_orbit
 from spiritlevel.symmetry.picture import LayerMap, page
 from spiritlevel.symmetry.verify import certify, check_blocks, verify_symmetries
@@ -10,6 +10,7 @@ from spiritlevel.symmetry.verify import certify, check_blocks, verify_symmetries
 __all__ = [
     "ADAPTERS",
     "KINDS",
+    "USUAL",
     "Adapter",
     "Certificate",
     "Finding",

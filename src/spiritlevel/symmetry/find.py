@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.core.bare import bare, is_sharded, outline
 from spiritlevel.core.blocks import Block, Leftover, Pair, Symmetries
-from spiritlevel.core.evaluation import measurable
+from spiritlevel.core.evaluation import movable
 from spiritlevel.core.views import Piece
 from spiritlevel.errors import ArgumentError, ModelError
 from spiritlevel.symmetry.adapters import ADAPTERS, Refusal
@@ -18,20 +19,21 @@ from spiritlevel.symmetry.flows import FLOWS
 from spiritlevel.symmetry.trace import few_examples, trace
 from spiritlevel.symmetry.verify import violations
 
-__all__ = ["BY_STRUCTURE", "KINDS", "find_symmetries"]
+__all__ = ["BY_STRUCTURE", "KINDS", "USUAL", "find_symmetries"]
 
 BY_STRUCTURE = ("attention", "lora", "translation")
 """Kinds that adapters find in a model's structure alone."""
 KINDS = (*BY_STRUCTURE, *FLOWS)
 """Every kind there is."""
-_USUAL = ("attention", "lora")
+USUAL = ("attention", "lora")
+"""What is looked for where nobody asks for more."""
 _PLAIN = "no symmetry known to act on them"
 
 
 def find_symmetries(
     model: nn.Module,
     parameters: Iterable[str] | None = None,
-    kinds: str | Iterable[str] = _USUAL,
+    kinds: str | Iterable[str] = USUAL,
     batch: Any = None,
 ) -> Symmetries:
     """The blocks of a model and what stays elementwise, with the reason.
@@ -61,7 +63,12 @@ def find_symmetries(
     if not isinstance(model, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, got {type(model).__name__}")
     wanted = _wanted(kinds, batch)
-    named = measurable(model)
+    if is_sharded(model) and batch is not None:
+        raise ModelError(
+            "expected a whole model to follow a batch through, got one sharded over ranks: leave batch out"
+        )
+    model = outline(model) if is_sharded(model) else bare(model)
+    named = movable(model)
     measured = _measured(model, parameters, named)
     proposals = [p for p in _by_structure(model) if isinstance(p, Leftover) or p.kind in wanted]
     if any(k in FLOWS for k in wanted):

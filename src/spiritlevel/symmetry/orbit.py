@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.core.bare import bare
 from spiritlevel.core.blocks import Block
 from spiritlevel.errors import ArgumentError
 
@@ -53,6 +54,7 @@ def move_along_orbit(
         raise ArgumentError(f"expected a strength from 0 on, got {strength}")
     if condition is not None and not (math.isfinite(condition) and condition >= 1):
         raise ArgumentError(f"expected a condition number from 1 on, got {condition}")
+    model = bare(model)
     weights = {n: p.detach() for n, p in model.named_parameters()}
     new = moved(weights, blocks, strength, seed, condition)
     alias = {id(p): n for n, p in model.named_parameters()}

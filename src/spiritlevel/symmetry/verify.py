@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spiritlevel.core.bare import bare
 from spiritlevel.core.batches import tensors_in
 from spiritlevel.core.blocks import Block
 from spiritlevel.core.evaluation import forward, measurable
@@ -64,6 +65,7 @@ def verify_symmetries(model: nn.Module, batch: Any, blocks: Sequence[Block], see
 
 def certify(model: nn.Module, batch: Any, blocks: Sequence[Block], seed: int = 0, *, each: bool = False) -> Certificate:
     """The moment map of every block by one backward pass, then a move of all together; of each alone only if asked."""
+    model = bare(model)
     began, weights = time.perf_counter(), measurable(model)
     allowed = _ALLOWED[natural_dtype(weights.values())]
     before = _outputs(model, weights, batch)
@@ -227,6 +229,21 @@ def _floats(output: Any) -> list[Tensor]:
     if not found:
         raise ModelError(f"expected tensors in the model's output, got {type(output).__name__}")
     return found
+
+
+def drift_along(
+    output: Callable[[Weights, Any], Any], weights: Weights, blocks: Sequence[Block], batch: Any, seed: int = 0
+) -> float:
+    """The change of an output along the orbits of all blocks together, relative to its largest entry."""
+    with torch.no_grad():
+        before = _floats(output(weights, batch))
+        after = _floats(output({**weights, **moved(weights, blocks, _STRENGTH, seed)}, batch))
+    return _drift(before, after)
+
+
+def allowed_drift(dtype: torch.dtype) -> float:
+    """How much an output may change by rounding."""
+    return _ALLOWED[dtype]
 
 
 def _outputs(model: nn.Module, weights: Weights, batch: Any) -> list[Tensor]:

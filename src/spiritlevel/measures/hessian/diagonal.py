@@ -75,6 +75,7 @@ def hessian_diagonal(
         show_progress: force the progress bar on or off.
     """
     how = How(matrix, engine, over, seed, seconds, show_progress)
+    problem.need_whole("the diagonal")
     run = Run("Hessian diagonal", problem, geometry, how, samples, per_layer)
     found = _diagonals(run, method, samples, lambda d, e: (_sum(d), float(e.double().norm())))
     base = run.result({}, {"method": method, "samples": samples})
@@ -201,6 +202,7 @@ def root_diagonal_trace(
     if not 0 < power <= 1:
         raise ArgumentError(f"expected a power above 0 and up to 1, got {power!r}")
     how = How(matrix, engine, over, seed, seconds, show_progress)
+    problem.need_whole("the diagonal")
     run = Run("root-diagonal trace", problem, geometry or Euclidean(), how, samples, per_layer)
 
     def roots(d: Tensor, e: Tensor) -> tuple[float, float]:

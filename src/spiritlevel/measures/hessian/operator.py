@@ -14,6 +14,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
+from spiritlevel.core.bare import here
 from spiritlevel.errors import ArgumentError, MissingDependencyError
 from spiritlevel.geometry import Chart, Geometry
 from spiritlevel.problem import Curvature, Matrix, Problem, check_second_derivatives
@@ -139,8 +140,7 @@ class HessianOperator(LinearOperator):  # type: ignore[misc]  # scipy has no typ
         """A standard Gaussian there, the same on every device (for a generator on the CPU)."""
         if self._group is None:
             return self.chart.gaussian(generator)
-        z = torch.randn(self.chart.size, generator=generator, dtype=self.chart.dtype, device=generator.device)
-        return self.project(z.to(self.chart.device))
+        return self.project(self.chart.normal(generator))
 
     @contextmanager
     def only(self, layer: str | Group | None) -> Iterator[None]:
@@ -198,14 +198,17 @@ class HessianOperator(LinearOperator):  # type: ignore[misc]  # scipy has no typ
 
 def _marks(problem: Problem) -> list[Any]:
     """Changes when weights or buffers are edited, whichever way; of frozen ones too, for the graph holds them all."""
-    held = [t.detach() for t in (*problem.model.parameters(), *problem.model.buffers())]
-    return [(t.data_ptr(), t._version, _weighed(t) if t.is_floating_point() else 0.0) for t in held]
+    held = [here(t) for t in (*problem.model.parameters(), *problem.model.buffers())]
+    most = max((t.numel() for t in held), default=0)
+    ramps = {d: torch.linspace(1, 2, most, device=d) for d in {t.device for t in held}}
+    return [(t.data_ptr(), t._version, _weighed(t, ramps[t.device])) for t in held]
 
 
-def _weighed(t: Tensor) -> float:
+def _weighed(t: Tensor, ramp: Tensor) -> float:
     """A sum that sees signs and places too: edits through ``.data`` leave no other trace."""
-    flat = t.reshape(-1)
-    found = float(flat.float() @ torch.linspace(1, 2, flat.numel(), device=t.device))
+    if not t.is_floating_point():
+        return 0.0
+    found = float(t.reshape(-1).float() @ ramp[: t.numel()])
     return found if math.isfinite(found) else 0.0
 
 

@@ -15,7 +15,7 @@ from spiritlevel.errors import ArgumentError, DerivativeError
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over
 from spiritlevel.measures.hessian.operator import PerLayer
-from spiritlevel.measures.hessian.run import How, Layer, LayeredMeasurement, Run, check_counts
+from spiritlevel.measures.hessian.run import How, Layer, LayeredMeasurement, Run, check_counts, settled
 from spiritlevel.measures.hessian.spectrum import spectrum_of
 from spiritlevel.problem import Matrix, Problem
 from spiritlevel.problem.curvature import Engine
@@ -97,7 +97,8 @@ def renyi_sharpness(
     the whole orbit.
 
     Small orders live on the bulk near 0, which few Lanczos steps cannot resolve: the stats give the change from two
-    thirds of the steps to all of them. Costs ``steps * probes`` products for each layer, about two gradients each.
+    thirds of the steps to all of them, and where it is above the standard error the status is ``budget``. Costs
+    ``steps * probes`` products for each layer, about two gradients each.
 
     Args:
         problem: model, loss and data.
@@ -165,7 +166,7 @@ def _assembled(run: Run, alpha: float, signed: bool, flat: list[str], own: dict[
     errors = {n: _root_of_squares([_jackknife(s[n], alpha, signed) for s in spectra]) for n in names}
     whole = {a: fmean(curves[n][a] for n in names) for a in orders}
     shorter = fmean(renyi_of(s[n].shortened(), alpha, signed) for s in spectra for n in names)
-    stats: dict[str, Any] = {"change in the last third of the steps": abs(whole[alpha] - shorter)}
+    stats: dict[str, Any] = {}
     if flat:
         stats["layers without curvature"] = flat
     if names == ["all"]:
@@ -177,7 +178,7 @@ def _assembled(run: Run, alpha: float, signed: bool, flat: list[str], own: dict[
     layers = [Layer(n, curves[n][alpha], errors[n], g.dimension) for n, g in run.groups.items() if n in names]
     each = [e for e in errors.values() if e is not None]
     error = _root_of_squares(each) if len(each) == len(errors) else None
-    base = run.result(stats, own, layers, error)
+    base = settled(run.result(stats, own, layers, error), abs(whole[alpha] - shorter))
     return RenyiSharpness(**base.__dict__, curve=whole, curves=curves if layers else {})
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spiritlevel.core.progress import Advance, progress
 from spiritlevel.core.results import Measurement, Status, standard_error, worst
+from spiritlevel.core.spread import same
 from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over, base_settings
@@ -25,7 +26,9 @@ from spiritlevel.problem.curvature import Engine
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Found", "How", "Layer", "LayeredMeasurement", "Run", "check_counts", "directions", "signs"]
+__all__ = ["Found", "How", "Layer", "LayeredMeasurement", "Run", "check_counts", "directions", "settled", "signs"]
+
+_SETTLED = 1e-3  # ours: a relative change below which more Lanczos steps are not worth asking for
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,13 @@ class Run:
             whole: also of the matrix itself; otherwise only of its layers.
             split: of each layer by itself; otherwise ``f`` sees to the layers.
         """
+        with self.problem.measuring(f"{self.name}, {self.geometry}, {self.how}, {self._expected} products"):
+            self._measure(f, whole, split)
+        if not self.found:
+            raise KeyboardInterrupt
+        return self.found
+
+    def _measure(self, f: Callable[[HessianOperator, int], Found], whole: bool, split: bool) -> None:
         for i, operator in enumerate(self._operators()):
             found: Found | None = None
             layers: dict[str, Found] = {}
@@ -194,9 +204,6 @@ class Run:
                 found = Found(math.nan, None, worst([x.status for x in layers.values()]), 0)
             if found is not None:
                 self.found.append(replace(found, layers=layers) if split else found)
-        if not self.found:
-            raise KeyboardInterrupt
-        return self.found
 
     def _heeded(self, found: Found) -> Found:
         """A solver that was stopped by hand has swallowed the interrupt: nothing more is begun."""
@@ -205,7 +212,7 @@ class Run:
         return found
 
     def _time_is_up(self) -> bool:
-        if self._ended is None and self.left is not None and self.left <= 0:
+        if self._ended is None and self.left is not None and same(self.left <= 0):
             self._ended = Status.BUDGET
         return self._ended is not None
 
@@ -319,10 +326,9 @@ def _combined(found: Sequence[Found]) -> float | None:
 
 def signs(operator: HessianOperator, seed: int) -> Iterator[Tensor]:
     """Vectors of random signs, the same on every device; vertical parts are harmless, the matrix is 0 there."""
-    generator, chart = torch.Generator().manual_seed(seed), operator.chart
+    generator = torch.Generator().manual_seed(seed)
     while True:
-        v = torch.randint(0, 2, (chart.size,), generator=generator, dtype=torch.int8)
-        yield operator.inside((v * 2 - 1).to(chart.device, chart.dtype))
+        yield operator.inside(operator.chart.signs(generator))
 
 
 def directions(operator: HessianOperator, seed: int) -> Iterator[Tensor]:
@@ -330,6 +336,16 @@ def directions(operator: HessianOperator, seed: int) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield operator.gaussian(generator)
+
+
+def settled(m: LayeredMeasurement, change: float) -> LayeredMeasurement:
+    """The measurement with the change that the last third of its Lanczos steps made.
+
+    The standard error knows of the probes only. Where the change is larger, the steps were too few: ``budget``.
+    """
+    stats = {**m.stats, "change in the last third of the steps": change}
+    enough = change <= max(m.standard_error or 0.0, _SETTLED * abs(m.value))
+    return replace(m, stats=stats, status=m.status if enough else worst([m.status, Status.BUDGET]))
 
 
 def check_counts(**counts: int) -> None:

@@ -15,7 +15,7 @@ from spiritlevel.errors import ArgumentError, DerivativeError
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over
 from spiritlevel.measures.hessian.operator import HessianOperator, PerLayer
-from spiritlevel.measures.hessian.run import Found, How, LayeredMeasurement, Run, check_counts, directions
+from spiritlevel.measures.hessian.run import Found, How, LayeredMeasurement, Run, check_counts, directions, settled
 from spiritlevel.problem import Matrix, Problem
 from spiritlevel.problem.curvature import Engine
 from spiritlevel.solvers import Quadrature, quadrature
@@ -198,8 +198,8 @@ def _functional(
     run = Run(name, problem, geometry, how, steps * probes, per_layer)
     found = run.measure(spectrum_of(run, steps, probes, f))
     shorter = [x.detail.shortened().trace(f)[0] for x in found]
-    settled = {"change in the last third of the steps": abs(fmean(x.value for x in found) - fmean(shorter))}
-    return run.result(settled, {**own, "steps": steps, "probes": probes})
+    change = abs(fmean(x.value for x in found) - fmean(shorter))
+    return settled(run.result({}, {**own, "steps": steps, "probes": probes}), change)
 
 
 def hessian_logdet(
@@ -220,7 +220,9 @@ def hessian_logdet(
 ) -> LayeredMeasurement:
     """``log det(H + damping)`` on the horizontal space, by stochastic Lanczos quadrature.
 
-    Invariant under whatever the geometry is invariant under. Costs as `hessian_density` does.
+    Invariant under whatever the geometry is invariant under. Costs as `hessian_density` does. The logarithm bends most
+    where many eigenvalues lie (at 0, with a small damping): where the last third of the steps still changes the value
+    by more than its standard error, the status is ``budget``, and more ``steps`` help.
 
     Args:
         problem: model, loss and data.

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+import numpy as np
 from torch import Tensor
 
-from spiritlevel.core.tensors import dot
+from spiritlevel.core import tensors
+from spiritlevel.core.spread import dot, total
 from spiritlevel.errors import ArgumentError
 from spiritlevel.geometry import Geometry
 from spiritlevel.measures.common import Over
@@ -67,6 +69,8 @@ def hessian_trace(
         raise ArgumentError(f"expected a tolerance from 0 on, got {tolerance!r}")
     if method not in _ESTIMATORS:
         raise ArgumentError(f"expected method 'hutchinson', 'hutch++' or 'xtrace', got {method!r}")
+    if method != "hutchinson":
+        problem.need_whole(f"method={method!r}")
     how = How(matrix, engine, over, seed, seconds, show_progress)
     run = Run("Hessian trace", problem, geometry, how, samples, per_layer)
     estimator = _ESTIMATORS[method]
@@ -79,7 +83,9 @@ def _hutchinson(run: Run, operator: HessianOperator, seed: int, samples: int, to
     groups = run.groups
 
     def reduce(v: Tensor, hv: Tensor) -> list[float]:
-        return [dot(v, hv), *(math.fsum(dot(v[s], hv[s]) for s in g.stretches) for g in groups.values())]
+        inside = (math.fsum(tensors.dot(v[s], hv[s]) for s in g.stretches) for g in groups.values())
+        found: list[float] = total(np.array([tensors.dot(v, hv), *inside])).tolist()
+        return found
 
     block = run.block
     e = hutchinson(

@@ -15,7 +15,7 @@ from spiritlevel.errors import ArgumentError, DerivativeError
 from spiritlevel.geometry import Chart, Geometry, Quotient
 from spiritlevel.optim.rules.base import RULES, Rule
 from spiritlevel.optim.slots import Point, Role, Slot
-from spiritlevel.symmetry import find_symmetries
+from spiritlevel.symmetry import USUAL, find_symmetries
 
 __all__ = ["GeodesicSAM"]
 
@@ -65,8 +65,10 @@ class GeodesicSAM(Rule):
                 "to SAM"
             )
         names = {roles[id(p)].name: i for i, p in moving.items()}
-        asks = self.geometry.needs_blocks and self.geometry.blocks is None
-        return names, tuple(find_symmetries(model, parameters=list(names))) if asks else ()
+        if not self.geometry.needs_blocks or self.geometry.blocks is not None:
+            return names, ()
+        kinds = USUAL if self.geometry.kinds is None else self.geometry.kinds
+        return names, tuple(find_symmetries(model, parameters=list(names), kinds=kinds))
 
     def move(self, point: Point) -> Iterator[tuple[Slot, Tensor]]:
         if any(s.rows is not None for s in point.slots):

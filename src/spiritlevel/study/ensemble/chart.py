@@ -58,7 +58,7 @@ class StackedChart:
     def __init__(self, geometry: Geometry, weights: Mapping[str, Tensor], blocks: Sequence[Block], count: int) -> None:
         if isinstance(geometry, Quotient):
             together = [stacked_block(b, count) for b in blocks]
-            geometry = Quotient(geometry.metric, geometry.curve, together, geometry.rest_geometry)
+            geometry = geometry.but(blocks=together)
         self._chart = geometry.chart(weights)
         facts = self._chart.describe(1.0)
         if facts:

@@ -67,7 +67,7 @@ def _chart(ensemble: Ensemble, geometry: Geometry) -> StackedChart:
     ensemble.check()
     if not geometry.needs_blocks:
         return StackedChart(geometry, ensemble.weights, (), len(ensemble))
-    blocks = ensemble.problem.symmetries if geometry.blocks is None else geometry.blocks
+    blocks = ensemble.problem.blocks_of(geometry)
     batch = next(ensemble.batches())
     for model in ensemble.models:
         check_blocks(model, batch, blocks)

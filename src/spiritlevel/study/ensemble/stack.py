@@ -147,9 +147,21 @@ def _check_alike(models: Sequence[nn.Module]) -> None:
 
 
 def _shape_of(model: nn.Module) -> Any:
-    """Names, shapes and kinds of all tensors, and the modules with their settings."""
+    """Names, shapes and kinds of all tensors, and the modules with their settings, printed or not.
+
+    Numbers that a module keeps beside its tensors (the scaling of an adapter, say) are those of the first network when
+    all run as one, so they must be the same.
+    """
     tensors = [
         (n, tuple(t.shape), t.dtype, t.device, t.requires_grad)
         for n, t in (*model.named_parameters(), *model.named_buffers())
     ]
-    return tensors, str(model)
+    kept = [{k: v for k, v in vars(m).items() if k != "training" and _numbers(v)} for m in model.modules()]
+    return tensors, str(model), str(kept)
+
+
+def _numbers(value: Any) -> bool:
+    """Whether it is plain numbers all through."""
+    if isinstance(value, Mapping):
+        return all(_numbers(v) for v in value.values())
+    return all(map(_numbers, value)) if isinstance(value, tuple | list) else isinstance(value, bool | int | float)

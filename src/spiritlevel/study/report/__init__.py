@@ -3,5 +3,6 @@
 from spiritlevel.study.report.figures import draw, write_figures
 from spiritlevel.study.report.page import study_page
 from spiritlevel.study.report.report import StudyReport, report
+from spiritlevel.study.report.training import TrainingReport, training_report
 
-__all__ = ["StudyReport", "draw", "report", "study_page", "write_figures"]
+__all__ = ["StudyReport", "TrainingReport", "draw", "report", "study_page", "training_report", "write_figures"]

@@ -1,16 +1,57 @@
-"""Pieces of the page's markup: sections, tables that sort, and cells that know their number."""
+"""The frame of a page, and pieces of its markup: sections, tables that sort, and cells that know their number.
+
+A page needs nothing else: no network, no server, no other file. Its content security policy names its one script by its
+hash and allows nothing else, so no name or word of the user can run, load or send anything.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from html import escape
+from importlib.resources import files
+from typing import Any
 
+from spiritlevel.study.report.payload import embedded
 from spiritlevel.study.statistics.resamples import Interval
 
-__all__ = ["cell", "chance", "ends", "section", "sortable"]
+__all__ = ["cell", "chance", "ends", "section", "sortable", "whole_page"]
 
 # columns that are read from the left
 _WORDS = ("target", "along", "worst change", "why", "measurement", "which checkpoint")
+
+
+def whole_page(title: str, top: str, sections: Sequence[str], footer: str, content: Any, scripts: Sequence[str]) -> str:
+    """One HTML page.
+
+    Args:
+        title: of the page, plain words.
+        top: its head, markup.
+        sections: its parts, markup.
+        footer: plain words.
+        content: what the scripts draw, as plain data.
+        scripts: files beside this one, run as one with nothing in the page's own scope.
+    """
+    parts = "\n".join(_asset(name) for name in scripts)
+    style, script = _asset("page.css"), f'"use strict";\n(() => {{\n{parts}\n}})();\n'
+    mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{mark}'"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{style}</style></head>\n<body>\n{top}\n<main>\n"
+        f"{''.join(sections)}\n<footer>{footer}</footer>\n</main>\n"
+        '<div id="tip" hidden></div><div id="say" class="unseen" aria-live="polite"></div>\n'
+        f'<script type="application/json" id="data">{embedded(content)}</script>\n<script>{script}</script>\n'
+        "</body></html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return files("spiritlevel.study.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def section(name: str, title: str, body: str) -> str:

@@ -1,60 +1,34 @@
 """The report of a study as one HTML page that needs nothing else: no network, no server, no other file.
 
 What is in words and numbers is in the markup and can be read without scripts; plots, sorting and filtering are drawn by
-one script from one block of data. The content security policy names that script by its hash and allows nothing else,
-so no name or word of the user can run, load or send anything.
+one script from one block of data (`whole_page`).
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from html import escape
-from importlib.resources import files
 
 from spiritlevel.core.results import plain
-from spiritlevel.study.report.markup import cell, chance, ends, section, sortable
+from spiritlevel.study.report.markup import cell, chance, ends, section, sortable, whole_page
 from spiritlevel.study.report.orbit import orbit_checks
-from spiritlevel.study.report.payload import embedded, payload
+from spiritlevel.study.report.payload import payload
 from spiritlevel.study.statistics.analysis import Analysis, Relation
 from spiritlevel.study.statistics.findings import Finding
 from spiritlevel.study.table import StudyTable
 
 __all__ = ["study_page"]
 
-_SCRIPTS = ("tools.js", "plots.js", "tables.js", "start.js")
+_SCRIPTS = ("tools.js", "plots.js", "tables.js", "theme.js", "start.js")
 _SAY = {"result": "Result.", "warning": "Careful.", "note": "Note."}
 
 
 def study_page(table: StudyTable, analysis: Analysis, found: Sequence[Finding], title: str = "Flatness study") -> str:
     """The page. Equal tables and settings give equal bytes."""
-    style, script = _asset("page.css"), _script()
-    mark = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{mark}'"
-    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-    content = embedded(payload(table, analysis))
     sections = [s for s in _sections(table, analysis, found) if s]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{style}</style></head>\n<body>\n{_top(table, analysis, title)}\n<main>\n"
-        f"{''.join(sections)}\n<footer>{_footer(analysis)}</footer>\n</main>\n"
-        '<div id="tip" hidden></div><div id="say" class="unseen" aria-live="polite"></div>\n'
-        f'<script type="application/json" id="data">{content}</script>\n<script>{script}</script>\n</body></html>\n'
-    )
-
-
-def _script() -> str:
-    """All scripts as one, with nothing in the page's own scope."""
-    parts = "\n".join(_asset(name) for name in _SCRIPTS)
-    return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
-
-
-def _asset(name: str) -> str:
-    return files("spiritlevel.study.report").joinpath(name).read_text(encoding="utf-8")
+    content = payload(table, analysis)
+    return whole_page(title, _top(table, analysis, title), sections, _footer(analysis), content, _SCRIPTS)
 
 
 def _top(table: StudyTable, analysis: Analysis, title: str) -> str:
