@@ -399,7 +399,7 @@ def test_the_whole_experiment_small(small: Path, monkeypatch: pytest.MonkeyPatch
         assert model.config.num_hidden_layers == 1
         end = of_design(table, END)
         claim = next(
-            c for c in report.claims if c.what.startswith(f"{task}, where training ends: tau of geodesic, inv")
+            c for c in report.claims if c.what.startswith(f"{task}, where training ends: tau of geodesic (inv")
         )
         column = next(n for n in end.complexity if n.startswith("geodesic@0.15"))
         assert claim.here == pytest.approx(stats.kendalltau(end.complexity[column], end.gen["test_gap"]).statistic)

@@ -99,7 +99,8 @@ def _sets(task: str) -> tuple[str, ...]:
 def _found(task: str, zoo: ZooFolder, table: StudyTable, resamples: int) -> Found:
     table = with_loss_gaps(table)
     targets = [f"{s}_{kind}" for s in _sets(task) for kind in KINDS]
-    there = [d for d in DESIGNS if d == END or table.hp["design"].count(d) >= _FEWEST]
+    measured = [d for d, gap in zip(table.hp["design"], table.gen[GAP], strict=True) if np.isfinite(gap)]
+    there = [d for d in DESIGNS if d == END or measured.count(d) >= _FEWEST]
     designs = {d: judged(of_design(table, d), targets, GRID.pairs, resamples) for d in there}
     return Found(zoo, designs, edges(zoo, table.names, GRID))
 

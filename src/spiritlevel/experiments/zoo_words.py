@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 NAMES: dict[str, str] = {
-    "geodesic": "geodesic, inverse_gram",
-    "geodesic-cross": "geodesic, cross_gram",
-    "adaptive": "adaptive, l2",
-    "adaptive-linf": "adaptive, l-infinity",
+    "geodesic": "geodesic (inverse_gram)",
+    "geodesic-cross": "geodesic (cross_gram)",
+    "adaptive": "adaptive l2",
+    "adaptive-linf": "adaptive l-infinity",
 }
 GEODESIC, ADAPTIVE = ("geodesic", "geodesic-cross"), ("adaptive", "adaptive-linf")
 _EVERY = 60.0  # seconds between lines where there is no terminal for a bar
