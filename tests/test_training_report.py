@@ -12,7 +12,7 @@ import pytest
 from spiritlevel.cli import main
 from spiritlevel.errors import ArgumentError, DataError
 from spiritlevel.monitor import LogWriter, Reading, read_log
-from spiritlevel.study.report import training_report
+from spiritlevel.study.report.training import training_report
 from test_report_page import browser, complaints, open_page  # noqa: F401  # fixtures
 
 HOSTILE = "</script><script>alert(1)</script>"

@@ -30,8 +30,9 @@ from spiritlevel.solvers import SOLVERS
 from spiritlevel.study import Store, StudyTable, load_checkpoint, load_data
 from spiritlevel.study.commands import study_app
 from spiritlevel.study.exchange import read_table
-from spiritlevel.study.report import StudyReport, TrainingReport, training_report
+from spiritlevel.study.report import StudyReport
 from spiritlevel.study.report import report as report_of
+from spiritlevel.study.report.training import TrainingReport, training_report
 from spiritlevel.study.statistics import Settings
 from spiritlevel.symmetry import KINDS, LayerMap, certify, find_symmetries, page
 

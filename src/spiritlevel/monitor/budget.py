@@ -28,7 +28,7 @@ class Budget:
     >>> now = 0.0
     >>> budget = Budget(0.03, clock=lambda: now)
     >>> budget.begin()
-    ... now = 100.0
+    >>> now = 100.0
     >>> budget.allows(2.9), budget.allows(3.1)
     (True, False)
     """

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from spiritlevel.core.bare import bare
 from spiritlevel.errors import ArgumentError, CheckpointError
 from spiritlevel.optim.ascent import Ascent
 from spiritlevel.optim.checks import check_base, check_settings
@@ -111,14 +112,15 @@ class SAM(Optimizer):
         # What Optimizer.__init__ does, but for groups and state of its own: those are the base's.
         Optimizer.__setstate__(self, {"defaults": base.defaults})
         self._model, self._seed, self._scaling = model, seed, Scaling(scaler, self, self._parameters[0].device)
-        self._roles = {} if model is None else roles_of(model)
+        inside = None if model is None else bare(model)  # its own names, not those of a wrapper of DDP
+        self._roles = {} if inside is None else roles_of(inside)
         self._memory: Memory = {}
         self._ascent: Ascent | None = None
         self._room: dict[int, Tensor] = {}
         self._combined = False
         self._marked: RandomState | None = None
         self._radius: Tensor | None = None
-        self._fixed = rule.prepare(self._parameters, self._roles, model)
+        self._fixed = rule.prepare(self._parameters, self._roles, inside)
 
     # ------------------------------------------------------------------------------------------- the base's own
 
