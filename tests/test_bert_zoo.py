@@ -21,13 +21,22 @@ from torch import nn
 
 from spiritlevel.cli import main
 from spiritlevel.errors import ArgumentError, DataError, MissingDependencyError
-from spiritlevel.experiments import EXPERIMENTS, bert_encoder, bert_sentiment, bert_tasks, bert_training, bert_zoo
+from spiritlevel.experiments import (
+    EXPERIMENTS,
+    bert_encoder,
+    bert_report,
+    bert_sentiment,
+    bert_tasks,
+    bert_training,
+    bert_zoo,
+)
 from spiritlevel.experiments.bert_encoder import Texts, encoded, encoder, small_vocabulary, tokenizer
 from spiritlevel.experiments.bert_entailment import HEURISTICS, pairs, shifted
 from spiritlevel.experiments.bert_sentiment import Review, ends, fetched, read_reviews, reviews_of
 from spiritlevel.experiments.bert_training import END, LEVEL, Setting, fine_tuned
+from spiritlevel.experiments.zoo_folder import ZooFolder
 from spiritlevel.experiments.zoo_judging import of_design
-from spiritlevel.study import load_checkpoint, run_study
+from spiritlevel.study import Store, StudyTable, load_checkpoint, run_study
 
 # ----------------------------------------------------------------------------------------------------- entailment
 
@@ -417,6 +426,57 @@ def test_the_whole_experiment_small(small: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(bert_zoo, "fine_tuned", never)
     assert EXPERIMENTS["bert-zoo"].run(True, 0).reading == report.reading
+
+
+def judged_zoo(folder: Path, sign: int, measured: int = 40) -> tuple[ZooFolder, StudyTable]:
+    """Geodesic measures follow the gap or oppose it, adaptive ones are noise; the last networks have no numbers yet."""
+    draw, zoo = np.random.default_rng(0), ZooFolder(folder)
+    gap = draw.standard_normal(40)
+    gap[measured:] = np.nan
+    noise = {c: draw.standard_normal(40) for c in bert_report.GRID.columns if c.startswith("adaptive")}
+    follows = {
+        c: sign * gap + 0.3 * draw.standard_normal(40) for c in bert_report.GRID.columns if c.startswith("geodesic")
+    }
+    gen = {f"{s}_{k}": gap for s in ("test", "rotten_tomatoes") for k in ("gap", "error", "loss")}
+    table = StudyTable(
+        tuple(f"seed{i:03d}-end" for i in range(40)), {"design": ("end",) * 40}, follows | noise,
+        {"train_loss": draw.random(40), "train_error": draw.random(40), **gen},
+    )  # fmt: skip
+    with Store(zoo.store, write=True) as store:
+        store.put(table)
+    (folder / "zoo.json").write_text(json.dumps({"settings": TINY.to_dict(), "seed": 0}))
+    return zoo, table
+
+
+@pytest.mark.parametrize(("sign", "holds"), [(1, True), (-1, False)])
+def test_claims_are_judged_by_their_intervals(tmp_path: Path, sign: int, holds: bool) -> None:
+    # Kills: a claim that holds whatever the sign; sizes of taus compared with the wrong measure.
+    zoo, table = judged_zoo(tmp_path, sign)
+    taus = {c: stats.kendalltau(v, table.gen["test_gap"]).statistic for c, v in table.complexity.items()}
+    report = bert_report.report_of_zoos({"sentiment": (zoo, table)}, 200)
+    by_words = {c.what: c for c in report.claims}
+    tau = by_words["sentiment, where training ends: tau of geodesic (cross_gram), with the test gap (Table 1)"]
+    assert (tau.holds, tau.paper) == (holds, "0.38, positive")
+    assert tau.here == pytest.approx(taus["geodesic-cross@0.15"])
+    adaptive = by_words["sentiment, where training ends: tau of adaptive l2, with the test gap (Table 1)"]
+    assert adaptive.holds is None
+    lead = by_words[
+        "sentiment, where training ends: |tau| of geodesic (inverse_gram) minus |tau| of adaptive l2 (5.3.2)"
+    ]
+    assert lead.holds  # stronger, in whatever direction
+    assert lead.here == pytest.approx(abs(taus["geodesic@0.15"]) - abs(taus["adaptive@0.75"]))
+    assert lead.paper == "above 0 (0.22)"
+    assert ("gap holds for none" in report.reading) == (not holds)
+    assert "adaptive l2 for geodesic (inverse_gram) on sentiment" in report.reading
+
+
+def test_a_study_under_way_is_reported_as_far_as_it_is(tmp_path: Path) -> None:
+    # Kills: networks without numbers counted.
+    report = bert_report.report_of_zoos({"sentiment": judged_zoo(tmp_path, 1, measured=25)}, 200)
+    assert "(25 on sentiment)" in report.title
+    assert "25 networks, test gaps" in report.reading
+    assert report.claims[0].note.startswith("25 networks")
+    assert report.data["sentiment"]["zoo"]["in the design"] == {END: 25}
 
 
 def test_a_zoo_that_was_stopped_goes_on(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:

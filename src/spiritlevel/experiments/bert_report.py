@@ -71,7 +71,7 @@ def bert_zoo(quick: bool, seed: int) -> Report:
 def report_of_zoos(tables: Mapping[str, tuple[ZooFolder, StudyTable]], resamples: int = 2000) -> Report:
     """The report of zoos that are measured, as far as they are, by task."""
     found = {task: _found(task, zoo, table, resamples) for task, (zoo, table) in tables.items()}
-    networks = listed([f"{len(one.designs[END].table)} on {task}" for task, one in found.items()])
+    networks = listed([f"{_measured(one.designs[END])} on {task}" for task, one in found.items()])
     return Report(
         "bert-zoo",
         f"Fine-tunings of a truncated MiniLM ({networks}): sharpness and generalisation (Hide & Seek, 5.3.2)",
@@ -90,6 +90,11 @@ def report_of_zoos(tables: Mapping[str, tuple[ZooFolder, StudyTable]], resamples
         {name: f for task, one in found.items() for name, f in _figures(task, one).items()},
         " ".join(_reading(found)),
     )
+
+
+def _measured(found: Judged) -> int:
+    """How many networks of a design have numbers: not yet all, where the study is still under way."""
+    return int(np.isfinite(found.table.gen[GAP]).sum())
 
 
 def _sets(task: str) -> tuple[str, ...]:
@@ -179,7 +184,7 @@ def _facts(task: str, found: Found) -> dict[str, Any]:
     return {
         "what": TASKS[task].what,
         "trained": len(found.zoo.networks),
-        "in the design": {name: len(one.table) for name, one in found.designs.items()},
+        "in the design": {name: _measured(one) for name, one in found.designs.items()},
         "CPU seconds of fine-tuning": training_seconds(found.zoo),
         "failed measurements": sum(len(one.table.failures) for one in found.designs.values()),
         "least, quartiles, most": {name: spread(one, columns) for name, one in found.designs.items()},
@@ -205,9 +210,8 @@ def _reading(found: Mapping[str, Found]) -> Iterator[str]:
 
 def _sentences(task: str, design: str, found: Judged) -> Iterator[str]:
     gaps, errors = (100 * found.table.gen[f"test_{kind}"] for kind in ("gap", "error"))
-    count = int(np.isfinite(gaps).sum())
     yield (
-        f"{task.capitalize()}, {WORDS[design]} ({count} networks, test gaps from {np.nanmin(gaps):.1f} "
+        f"{task.capitalize()}, {WORDS[design]} ({_measured(found)} networks, test gaps from {np.nanmin(gaps):.1f} "
         f"to {np.nanmax(gaps):.1f} %, test errors from {np.nanmin(errors):.1f} to {np.nanmax(errors):.1f} %"
         + "".join(f", on {s} from {_range(found, s)}" for s in TASKS[task].shifts) + "):"
     )  # fmt: skip

@@ -134,7 +134,8 @@ def edge_words(found: Mapping[str, int]) -> str:
 
 def training_seconds(zoo: ZooFolder) -> int:
     """CPU time that its fine-tunings took."""
-    return round(sum(float(r["seconds"]) for r in zoo.networks.values()))
+    total: float = sum(r["seconds"] for r in zoo.networks.values())
+    return round(total)
 
 
 def listed(parts: Sequence[str] | Iterator[str]) -> str:
