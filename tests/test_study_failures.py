@@ -304,7 +304,7 @@ def test_a_partial_zoo(tmp_path: Path) -> None:
         ({"data": {"train": "no.npz"}}, DataError, "data.train: expected a data file, got nothing"),
         ({"data": {"train": {"x": [[1.0]]}}}, DataError, "data.train: expected inputs and one array of targets"),
         ({"device": "toaster"}, ArgumentError, "device: expected a device that torch can use here, got 'toaster'"),
-        ({"engine": "magic"}, ConfigError, "engine: expected an engine out of serial, processes, ray, ranks; got 'magic'"),
+        ({"engine": "magic"}, ConfigError, "an engine out of serial, processes, ray, ranks; got 'magic'"),
         ({"measures": [{"measure": "adaptive", "name": "c"}] * 2}, ConfigError, "different names, got 'c' twice"),
     ],
 )  # fmt: skip

@@ -63,7 +63,8 @@ class _OneHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.query(x[:, -1:]) @ self.key(x).transpose(1, 2)
-        return (scores.softmax(-1) @ x)[:, 0, 0]
+        out: Tensor = (scores.softmax(-1) @ x)[:, 0, 0]
+        return out
 
 
 def _squares(output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -74,8 +75,8 @@ def _value() -> str:
     """By hand: at width 1 the geodesic through p, query times key, is ``p exp(t)``, with t up to ``sqrt(2) rho``."""
     x = torch.tensor(_TOKENS, dtype=torch.float64).reshape(1, 3, 1)
     problem = Problem(_OneHead().double(), [(x, torch.tensor([_TARGET], dtype=torch.float64))], _squares)
-    sides = [Factor((Piece(f"{n}.weight", (1, 1, 1), batch=(1,), rows=(0,), column=2),)) for n in ("query", "key")]
-    found = geodesic_sharpness(problem, _RHO, blocks=[Pair("head", *sides)]).value
+    query, key = (Factor((Piece(f"{n}.weight", (1, 1, 1), batch=(1,), rows=(0,), column=2),)) for n in ("query", "key"))
+    found = geodesic_sharpness(problem, _RHO, blocks=[Pair("head", query, key)]).value
     reach = math.sqrt(2) * _RHO
     expected = max(_by_hand(math.exp(reach * i / 1000)) for i in range(-1000, 1001)) - _by_hand(1.0)
     return _compared(found, expected, _EXACT, "by hand")
@@ -165,8 +166,8 @@ def _figure() -> str:
     canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1])
-    canvas.draw()
-    colours = len(np.unique(np.asarray(canvas.buffer_rgba()).reshape(-1, 4), axis=0))
+    canvas.draw()  # type: ignore[no-untyped-call]  # matplotlib's
+    colours = len(np.unique(np.asarray(canvas.buffer_rgba()).reshape(-1, 4), axis=0))  # type: ignore[no-untyped-call]
     if colours < 2:
         raise ArithmeticError("expected a line on paper, got one colour")
     return f"{colours} colours"

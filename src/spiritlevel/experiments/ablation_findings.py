@@ -99,7 +99,7 @@ def effects_of(
     draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), _RESAMPLES).astype(float)
     signs = {b.name: -1.0 if resamples.taus(b.name, _TARGET)[0] < 0 else 1.0 for b in BASES}
     losses = {
-        v.name: signs[v.base] * (resamples.taus(v.name, _TARGET) - resamples.taus(v.base, _TARGET))
+        v.name: signs[v.base] * (resamples.taus(v.name, _TARGET) - resamples.taus(v.base, _TARGET)) + 0.0  # no -0
         for v in variants
         if v.base is not None
     }
@@ -120,7 +120,7 @@ def effects_of(
     steps = {}
     for n, ks in counts.items():
         taus = {k: resamples.taus(f"{n} {k}", _TARGET) for k in ks}
-        changes = {k: signs[n] * (x - taus[ks[-1]]) for k, x in taus.items()}
+        changes = {k: signs[n] * (x - taus[ks[-1]]) + 0.0 for k, x in taus.items()}
         steps[n] = [(k, resamples.interval(taus[k]), resamples.interval(changes[k])) for k in ks]
     return Effects(count, target, found, steps, losses)
 

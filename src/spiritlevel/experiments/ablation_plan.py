@@ -95,7 +95,7 @@ class Ablation:
         networks: at most so many of each design, the first by name.
         designs: of the zoo (`spiritlevel.experiments.zoo_folder`).
         examples: training examples that the variants are taken on; None for those of the zoo's own study.
-        many: training examples that the bases are taken on once more, for the number of batches; None as before.
+        many: training examples that the bases are taken on once more, for the number of batches; None for those above.
         rise: mean rise of the loss at which radii are compared.
         judges: networks that radii are found on.
         left_out: names of variants that are not measured.

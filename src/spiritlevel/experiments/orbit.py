@@ -160,7 +160,7 @@ def reading(rows: Sequence[Row]) -> str:
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Above: values over those before the move; below: how flat the flat ones are, in both precisions."""
-    figure, axes = panels(2, 2, 11, 7.5)
+    figure, axes = panels(2, 2, 9, 6.2)
     sweeps = (("scale", [r for r in rows if r.condition == 1]), ("condition", [r for r in rows if r.scale == 1]))
     for column, (what, some) in enumerate(sweeps):
         wide = [r for r in some if r.precision == "float64"]

@@ -32,7 +32,8 @@ class ProductNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``<x, u * v>`` for each row of ``x``."""
-        return x @ (self.u * self.v)
+        out: Tensor = x @ (self.u * self.v)
+        return out
 
 
 def pairs(width: int) -> list[Pair]:
@@ -41,8 +42,8 @@ def pairs(width: int) -> list[Pair]:
     >>> pairs(200)[0].group
     'GL(1)^200'
     """
-    factors = (Factor((Piece(name, (width,), batch=(0,), rows=(), column=None),)) for name in ("u", "v"))
-    return [Pair("u * v", *factors, kind="diagonal network")]
+    u, v = (Factor((Piece(name, (width,), batch=(0,), rows=(), column=None),)) for name in ("u", "v"))
+    return [Pair("u * v", u, v, kind="diagonal network")]
 
 
 def problem_of(u: Tensor, v: Tensor, x: Tensor, y: Tensor, *, average: bool = False) -> Problem:

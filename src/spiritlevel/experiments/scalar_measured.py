@@ -70,8 +70,8 @@ SIX = ((0.3, 0.5), (0.9, 0.6), (0.7, 1.0), (1.2, 1.3), (1.6, 1.7), (2.1, 2.2))
 
 def scalar_problem(g: float, h: float, data: Data) -> Problem:
     """The mean square of a network with these two weights."""
-    weights = (torch.tensor([w], dtype=F64) for w in (g, h))
-    return problem_of(*weights, data[0].unsqueeze(1), data[1], average=True)
+    u, v = (torch.tensor([w], dtype=F64) for w in (g, h))
+    return problem_of(u, v, data[0].unsqueeze(1), data[1], average=True)
 
 
 def quotient() -> Quotient:

@@ -80,7 +80,8 @@ def _secular(linear: Tensor, gap: Tensor, along: Tensor, radius: float) -> Tenso
         middle = (low + high) / 2
         longer = (linear / (middle.exp() + gap)).norm(dim=-1, keepdim=True) > radius
         low, high = torch.where(longer, middle, low), torch.where(longer, high, middle)
-    return high.exp()
+    root: Tensor = high.exp()
+    return root
 
 
 def trust_region(linear: Tensor, matrix: Tensor, radius: float) -> Peak:

@@ -134,8 +134,6 @@ def prepare_vit_zoo(
         show_progress: force progress bars on or off.
     """
     zoo, setting = folder or vit_zoo_folder(quick, seed), _setting(quick)
-    if zoo.prepared:
-        return zoo
     work = _Work(zoo, setting, seed, show_progress)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the same sums on every machine, and nothing to gain for networks this small
