@@ -416,7 +416,7 @@ def test_the_whole_experiment_small(small: Path, monkeypatch: pytest.MonkeyPatch
         assert {r["measure"] for r in shown} >= {"geodesic@0.05", "geodesic-cross@0.15", "adaptive@0.75"}
         assert f"bert-zoo-{task}-taus" in report.figures
     written = report.write(small / "out")
-    assert json.loads((small / "out/bert-zoo.json").read_text())["settings"]["entailment"]["networks"] == 5
+    assert json.loads((small / "out/bert-zoo.json").read_text())["settings"]["entailment, networks"] == 5
     assert {p.suffix for p in written} == {".json", ".csv", ".md", ".png", ".svg"}
     assert "rights are unclear" in (small / "out/bert-zoo.md").read_text()
     assert "synthetic" in (small / "out/bert-zoo.md").read_text()

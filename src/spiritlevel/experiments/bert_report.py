@@ -174,8 +174,8 @@ def _settings(found: Mapping[str, Found]) -> dict[str, Any]:
         "entailment": "synthetic: templates and words of our own",
         "the paper's": "35 fine-tunings of BERT-base on MNLI by McCoy et al.; nothing on shifts for them",
     }
-    return {**{task: one.zoo.facts["settings"] for task, one in found.items()}, **chosen,
-            "seed": next(iter(found.values())).zoo.facts["seed"]}  # fmt: skip
+    own = {f"{task}, {name}": v for task, one in found.items() for name, v in one.zoo.facts["settings"].items()}
+    return {**own, **chosen, "seed": next(iter(found.values())).zoo.facts["seed"]}
 
 
 def _facts(task: str, found: Found) -> dict[str, Any]:

@@ -134,8 +134,7 @@ def edge_words(found: Mapping[str, int]) -> str:
 
 def training_seconds(zoo: ZooFolder) -> int:
     """CPU time that its fine-tunings took."""
-    total: float = sum(r["seconds"] for r in zoo.networks.values())
-    return round(total)
+    return round(sum(float(r["seconds"]) for r in zoo.networks.values()))
 
 
 def listed(parts: Sequence[str] | Iterator[str]) -> str:
