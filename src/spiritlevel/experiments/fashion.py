@@ -108,7 +108,7 @@ def _idx(content: bytes, kind: int, source: Path) -> Bytes:
     return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape)
 
 
-def scaled(images: npt.NDArray[np.generic]) -> Ink:
+def scaled(images: npt.NDArray[np.uint8] | npt.NDArray[np.float32]) -> Ink:
     """Bytes as a network takes them: from -1 to 1, with one channel."""
     out: Ink = (images.astype(np.float32) / 127.5 - 1)[:, None]
     return out
@@ -147,6 +147,6 @@ SHIFTS: dict[str, tuple[str, Callable[[Ink, np.random.Generator], Ink]]] = {
 
 def shifted(images: Bytes, shift: str, seed: int = 0) -> Ink:
     """The images, changed, as a network takes them."""
-    ink = images.astype(np.float32) / 255
-    changed = np.clip(SHIFTS[shift][1](ink, np.random.default_rng(seed)), 0, 1)
-    return scaled(changed * 255)
+    ink: Ink = np.divide(images, 255, dtype=np.float32)
+    changed: Ink = np.clip(SHIFTS[shift][1](ink, np.random.default_rng(seed)), 0, 1).astype(np.float32)
+    return scaled(changed * np.float32(255))

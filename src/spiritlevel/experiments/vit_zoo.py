@@ -61,11 +61,12 @@ MEASURES: tuple[dict[str, Any], ...] = (
     {"measure": "adaptive-linf", "rho": [0.002, 0.004, 0.008], "solver": "autopgd", "steps": 10},
 )
 
-VARIATIONS: dict[str, dict[str, Any]] = {
-    "batches of 32": {"batches": {"size": 32}},
-    "normalised logits": {"loss": {"normalize_logits": True}},
+VARIATIONS: dict[str, Callable[[Mapping[str, Any]], dict[str, dict[str, Any]]]] = {
+    "batches of 32": lambda study: {"batches": {"size": 32}},
+    "twice the images": lambda study: {"data": {"subset": 2 * study["data"]["subset"]}},
+    "normalised logits": lambda study: {"loss": {"normalize_logits": True}},
 }
-"""Settings that the paper does not state, or that are its choice: what is changed in the study, on its first design."""
+"""What the paper does not state or could have chosen otherwise: what each changes in the settings of a study."""
 
 
 def vit_zoo_folder(quick: bool = False, seed: int = 0) -> ZooFolder:
@@ -105,13 +106,14 @@ def vit_study(setting: Setting, seed: int = 0) -> dict[str, Any]:
 def varied_study(study: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The same study, changed as `VARIATIONS` says, of the first design and at the middle radii only."""
     changed = {
+        **study,
         "name": f"vit-zoo, {name}",
         "store": f"{name.replace(' ', '-')}.db",
         "zoo": {**study["zoo"], "checkpoints": f"checkpoints/*-{END}", "partial": True},
         "data": {**study["data"], "tests": {"test": "test.npz"}},
         "measures": [{**m, "rho": m["rho"][1]} for m in study["measures"]],
     }
-    return {**study, **changed, **VARIATIONS[name]}
+    return changed | {key: {**changed.get(key, {}), **new} for key, new in VARIATIONS[name](study).items()}
 
 
 def prepare_vit_zoo(
@@ -132,8 +134,6 @@ def prepare_vit_zoo(
         show_progress: force progress bars on or off.
     """
     zoo, setting = folder or vit_zoo_folder(quick, seed), _setting(quick)
-    if zoo.prepared:
-        return zoo
     work = _Work(zoo, setting, seed, show_progress)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the same sums on every machine, and nothing to gain for networks this small

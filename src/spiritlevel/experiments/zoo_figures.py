@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,22 +24,30 @@ def scatter(found: Judged, measures: Mapping[str, str], targets: Mapping[str, st
         measures: columns of the table, with their names in the figure.
         targets: the same of the gaps.
     """
-    figure, axes = panels(len(measures), len(targets), 2.3 * len(targets) + 0.6, 2.0 * len(measures) + 0.3)
+    rows, columns = len(measures), len(targets)
+    figure, axes = panels(rows, columns, 1.7 * columns + 0.4, 1.45 * rows + 0.3)
     for row, (measure, name) in zip(axes, measures.items(), strict=True):
-        x = found.table.complexity[measure]
-        for axis, (target, title) in zip(row, targets.items(), strict=True):
-            axis.plot(x, 100 * found.table.gen[target], "o", ms=3, mew=0, alpha=0.7, color=BLUE)
-            if np.nanmin(x) > 0:
-                axis.set_xscale("log")
-                axis.minorticks_off()
-            tau = found.tau(measure, target)
-            axis.set_title(f"τ {tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]", fontsize=8)
-            axis.tick_params(labelsize=7)
-            axis.set_xlabel(name, fontsize=8)
-            if axis in axes[0]:
-                axis.set_title(f"{title}\n" + axis.get_title(), fontsize=8)
-        row[0].set_ylabel("gap of errors, %", fontsize=8)
+        for axis, target in zip(row, targets, strict=True):
+            _panel(axis, found, measure, target)
+        row[columns // 2].set_xlabel(name, fontsize=8)
+        row[0].set_ylabel("gap, %", fontsize=8)
+    for axis, title in zip(axes[0], targets.values(), strict=True):
+        axis.set_title(f"{title}\n{axis.get_title()}", fontsize=8)
     return figure
+
+
+def _panel(axis: Any, found: Judged, measure: str, target: str) -> None:
+    """The networks as points; sharpness on a logarithmic scale with its least and its largest value."""
+    x, tau = found.table.complexity[measure], found.tau(measure, target)
+    axis.plot(x, 100 * found.table.gen[target], "o", ms=2.2, mew=0, color=BLUE, rasterized=True)
+    axis.locator_params(nbins=3)
+    if np.nanmin(x) > 0:
+        axis.set_xscale("log")
+        ticks = [float(np.nanmin(x)), float(np.nanmax(x))]
+        axis.set_xticks(ticks, [f"{t:.2g}" for t in ticks])
+        axis.set_xticks([], minor=True)
+    axis.tick_params(labelsize=7)
+    axis.set_title(f"τ {tau.value:.2f} [{tau.low:.2f}, {tau.high:.2f}]", fontsize=8)
 
 
 def taus(designs: Mapping[str, Judged], measures: Sequence[str], targets: Mapping[str, str]) -> Figure:

@@ -56,11 +56,11 @@ class Judged:
         return self.relations[measure, target].tau
 
     def rows(self) -> list[dict[str, Any]]:
-        """All taus as plain data, in three digits."""
+        """All taus as plain data in three digits, intervals as value, low, high."""
         return [
             {
-                "measure": r.measure, "target": r.target, "networks": r.count, **_three("tau", r.tau),
-                "p": _digits(r.p), "tau with training loss": _digits(r.training), **_three("partial", r.partial),
+                "measure": r.measure, "target": r.target, "tau": _three(r.tau), "p": _digits(r.p),
+                "tau with training loss": _digits(r.training), "partial": _three(r.partial),
             }
             for r in self.relations.values()
         ]  # fmt: skip
@@ -68,13 +68,7 @@ class Judged:
     def lead_rows(self) -> list[dict[str, Any]]:
         """All paired differences as plain data."""
         return [
-            {
-                "first": x.first,
-                "second": x.second,
-                "target": x.target,
-                **_three("lead", x.difference),
-                "p": _digits(x.p),
-            }
+            {"first": x.first, "second": x.second, "target": x.target, "lead": _three(x.difference), "p": _digits(x.p)}
             for x in self.leads.values()
         ]
 
@@ -113,7 +107,7 @@ def judged(
     Args:
         table: its networks.
         targets: columns of ``gen``.
-        pairs: measures to compare, as (first, second).
+        pairs: measures to compare on the gaps among the targets, as (first, second).
         resamples: of the networks, and permutations for p-values.
         seed: fixes them.
     """
@@ -122,7 +116,8 @@ def judged(
     measures = dict.fromkeys(m for pair in pairs for m in pair)
     columns: dict[str, np.ndarray[Any, np.dtype[np.float64]]] = {f"gen.{t}": table.gen[t] for t in targets}
     drawn = Resamples(columns | {m: table.complexity[m] for m in measures}, resamples, seed)
-    leads = [_lead(drawn, first, second, t) for first, second in pairs for t in targets]
+    gaps = [t for t in targets if t.endswith("gap")]
+    leads = [_lead(drawn, first, second, t) for first, second in pairs for t in gaps]
     return Judged(table, relations, {(x.first, x.second, x.target): x for x in leads})
 
 
@@ -135,8 +130,8 @@ def _lead(drawn: Resamples, first: str, second: str, target: str) -> Lead:
     return Lead(target, first, second, drawn.interval(difference), two_sided(difference[1:]))
 
 
-def _three(name: str, of: Interval) -> dict[str, float | None]:
-    return {name: _digits(of.value), f"{name} low": _digits(of.low), f"{name} high": _digits(of.high)}
+def _three(of: Interval) -> list[float | None]:
+    return [_digits(of.value), _digits(of.low), _digits(of.high)]
 
 
 def _digits(value: float) -> float | None:
