@@ -250,10 +250,8 @@ def _reading(found: Mapping[str, Effects], table: StudyTable) -> str:
             text += "Nearly the same order of networks (tau 0.95 and more) with: "
             text += "; ".join(r.variant.words for r in same) + ". "
         if widths:
-            text += (
-                f"For the others the intervals of changes are {widths[0]:.2f} to {widths[-1]:.2f} wide: no difference "
-            )
-            text += "much below half of that can be seen with so few networks."
+            text += f"For the others the intervals of changes are {widths[0]:.2f} to {widths[-1]:.2f} wide: no "
+            text += "difference much below half of that can be seen with so few networks."
         for name, steps in effects.batches.items():
             taus = ", ".join(f"{tau.value:.2f}" for _, tau, _ in steps)
             words, counts = effects.rows[name].variant.words, ", ".join(str(k) for k, *_ in steps)
