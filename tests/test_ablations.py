@@ -188,8 +188,8 @@ def test_the_papers_sentences_are_judged_by_intervals() -> None:
     })  # fmt: skip
     verdicts = {c.what.partition(": ")[2]: c.holds for c in _papers("end: ", found)}
     assert verdicts == {
-        "metric (15): the norm changes tau more than the second order does (App. G)": True,
-        "metric (34): the norm changes tau more than the second order does (App. G)": False,
+        "metric (15): norm off costs more than second order off (App. G)": True,
+        "metric (34): norm off costs more than second order off (App. G)": False,
         "metric (15): second order off costs little (App. G)": True,
         "metric (34): second order off costs much (App. G)": True,
         "relaxation makes no significant difference (App. H)": False,
@@ -201,6 +201,9 @@ def test_the_papers_sentences_are_judged_by_intervals() -> None:
     assert change is not None
     assert change.value < 0 < change.high
     assert {c.what: c.holds for c in _papers("", unsure)}["metric (34): second order off costs much (App. G)"] is None
+    gain = effects({"norm-off": lambda x, g: np.exp(-g), "first-order": lambda x, g: 1.01 * x})
+    verdicts = {c.what: c.holds for c in _papers("", gain)}  # larger in size, but a gain
+    assert verdicts["metric (15): norm off costs more than second order off (App. G)"] is False
     figure = _draw({"end": found})
     assert len(figure.axes) == 3
 

@@ -386,6 +386,7 @@ def table_names(zoo: ZooFolder) -> list[str]:
     return [p.name for p in zoo.checkpoints()]
 
 
+@pytest.mark.timeout(900)  # about 10 s of a processor; a machine that is very busy takes minutes
 def test_the_whole_experiment_small(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "twice the images"
     monkeypatch.setattr(vit_report, "VARIATIONS", {name: vit_zoo.VARIATIONS[name]})

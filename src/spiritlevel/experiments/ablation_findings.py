@@ -68,10 +68,10 @@ class Effects:
     losses: Mapping[str, Array] = field(repr=False, default_factory=dict)
 
     def larger_loss(self, one: str, other: str) -> Interval | None:
-        """By how much more the first changes tau than the second, in size; None where one of them was not measured."""
+        """How much more of tau the first loses than the second; None where one of them was not measured."""
         if one not in self.losses or other not in self.losses:
             return None
-        return _interval(np.abs(self.losses[one]) - np.abs(self.losses[other]))
+        return _interval(self.losses[other] - self.losses[one])
 
 
 def effects_of(
