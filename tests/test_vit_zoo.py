@@ -477,5 +477,6 @@ def test_quick_runs_on_real_images_within_five_minutes(
     found = json.loads((tmp_path / "out/vit-zoo.json").read_text())
     assert found["data"]["zoo"]["in the design"]["end"] == vit_zoo.QUICK.networks
     assert found["data"]["zoo"]["failed measurements"] == 0
-    assert found["settings"]["pretraining"]["error, upright"] < 0.6  # chance is 0.9
+    assert found["data"]["zoo"]["in the design"]["level"] >= 4
+    assert found["settings"]["pretraining"]["error, upright"] < 0.5  # chance is 0.9
     assert "equal training loss" in capsys.readouterr().out.replace("\n", " ")

@@ -36,15 +36,16 @@ _FORMAT = 1  # counted up when data or training change in a way that the setting
 FULL = Setting()
 QUICK = replace(
     FULL,
-    networks=10,
-    pretraining=4_000,
-    pretraining_epochs=2,
+    networks=8,
+    pretraining=10_000,
+    pretraining_epochs=8,
     held_out=500,
     training=512,
     test=500,
     measured=256,
-    level=0.8,
+    level=0.7,
     epochs=(4, 12),
+    more=20,
     hidden=32,
     layers=2,
 )
