@@ -65,3 +65,17 @@ def test_a_third_derivative_is_an_error() -> None:
     (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"does not require grad|once_differentiable"):
         torch.autograd.grad(second.sum(), x)
+
+
+def test_products_through_the_kept_slope_are_those_of_torch() -> None:
+    # Kills: the slope of GELU left out where a product goes back through the forward pass.
+    torch.manual_seed(0)
+    x, a, b = (torch.randn(s, dtype=torch.float64) for s in ((5, 3), (3, 4), (4, 1)))
+    a.requires_grad_()
+    found = []
+    for f in (fused.gelu, torch.nn.functional.gelu):
+        loss = (f(f(x @ a) @ b) ** 2).sum()
+        (gradient,) = torch.autograd.grad(loss, a, create_graph=True)
+        vectors = [torch.ones_like(a), torch.arange(12, dtype=torch.float64).reshape(3, 4)]
+        found.append([torch.autograd.grad(gradient, a, v, retain_graph=True)[0] for v in vectors])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
